@@ -1,0 +1,133 @@
+/* Templates and their contracts. templates/<device>/contract.lua declares each template (source, arguments,
+ * tunable parameters with legal values) and says how each op of the graph becomes launches. The compiler's
+ * middle knows neither: it hands ops over and gets launches back, so a new kernel touches templates/ alone.
+ *
+ * What a contract may call:
+ *
+ *   template "matmul" {
+ *       source = "matmul.c",            -- beside the contract
+ *       reference = "matmul",           -- what it computes: a function of reference.c, for self-tests
+ *       args = { "a", "w", "out" },     -- names, in the order in which the kernel gets them
+ *       keys = { "quant", "m", "k", "n" },  -- what spec entries may match on
+ *       params = { { name = "tokens", values = { 1, 2, 4 }, default = 4, doc = "tokens of a register tile" } },
+ *   }
+ *   function lower.ffn_down(op)         -- one function per op kind: embed qkv attention attn_out ffn_up ffn_down head
+ *       launch("matmul", { a = op.h, w = weight(op.w.ffn_down, "rows16"), out = op.x },
+ *              { quant = op.w.ffn_down.quant, m = op.w.ffn_down.m, k = op.w.ffn_down.k, n = op.n, residual = 1 },
+ *              { items = 36, chunk = 1, barrier = true, bytes = 184320, flops = 663552 })
+ *   end
+ *
+ *   op.kind, op.layer, op.n             -- n: most tokens of the phase; the step says how many there are
+ *   op.dims.n_embd n_head n_head_kv head_dim n_ff n_vocab rope_dim rope_neox(0/1) rms_eps ctx
+ *   op.kv                               -- "f32" | "f16": type of the cache
+ *   op.w.<role>                         -- { name, quant, m, k, bytes } or nil; roles as in GGUF without ".weight", biases as attn_q_bias
+ *   op.x op.q op.o op.h op.logits       -- values: { name, rows, cols, dtype, feeds }; x and logits are "f32"; the producer of
+ *                                          q, o, h calls define(op.h, "a16"); feeds = quant of the matrix that reads it, if any
+ *   scratch(name, dtype, rows, cols)    -- a value that lives within this op
+ *   weight(w, layout)                   -- the tensor in a layout of layout.c: "plain" (fp32 vector) or "rows16"
+ *   cache("k") cache("v")               -- this layer's cache: [ctx][n_head_kv * head_dim] of op.kv
+ *   rope_table()                        -- plain fp32 [ctx][rope_dim / 2][2]: cos, sin
+ *   ceil_div(a, b)
+ *
+ * Integers of a launch's key become #define JT_M 576, floats #define JT_EPS 0x1.4f8b58p-17f, strings
+ * #define JT_QUANT_Q4_1 1; chosen params likewise. Args become the kernel's args[] in declared order.
+ * Without `barrier` a launch may overlap the one before it.
+ */
+#ifndef CONTRACT_H
+#define CONTRACT_H
+
+#include "../runtime/plan.h"
+#include "graph.h"
+#include "spec.h"
+
+struct contract_param {
+    const char *name, *doc;
+    int64_t *values; unsigned n_values;
+    int64_t otherwise;           /* the default */
+};
+struct contract_template {
+    const char *name, *source, *reference;
+    const char **args;           unsigned n_args;
+    const char **keys;           unsigned n_keys;
+    struct contract_param *params; unsigned n_params;
+};
+
+struct key_field { const char *name; enum { KEY_INTEGER, KEY_FLOAT, KEY_STRING } type; int64_t integer; double number; const char *string; };
+
+/* A chosen parameter and why. */
+struct choice {
+    const char *name;
+    int64_t value;
+    const char *reason;          /* "default", "specs/cpu.lua:12", "--set" */
+    const char *runner_up;       /* "specs/defaults.lua:7 (= 4)" or NULL */
+};
+
+struct kernel {                  /* a template specialised */
+    const struct contract_template *template;
+    struct key_field *key;       unsigned n_key;      /* sorted by name */
+    struct choice *choices;      unsigned n_choices;
+    const char *name;            /* jk_matmul_q4_1_m576_k576_n8_residual1 */
+    char *source;                /* #defines + #line + template text with own includes in place */
+    struct hash128 source_hash;
+    const uint8_t *image; size_t image_bytes; uint64_t entry;   /* after compilation */
+    bool cached;
+};
+
+struct value {                   /* a buffer in the arena */
+    const char *name;
+    enum plan_dtype dtype;
+    uint64_t rows, cols, bytes;
+    uint32_t phase;
+    uint32_t first, last;        /* launches of the phase (indices within it) between which it is live, inclusive */
+    bool pinned;                 /* same offset in every phase: residual stream, logits */
+    uint64_t offset;             /* set by memory.c */
+};
+
+struct piece {                   /* a weight tensor in a layout, or a computed constant */
+    const struct gguf_tensor *tensor;   /* NULL: computed (rope table) */
+    const char *name, *layout;
+    const struct quant_format *quant;
+    uint64_t rows, cols, bytes, gguf_bytes, offset;
+    const float *constant;       /* when tensor is NULL */
+};
+
+struct launch_arg { enum plan_space space; uint32_t index; uint64_t offset, bytes; };  /* index: value (arena) or piece (weights) */
+struct launch {
+    uint32_t kernel;
+    struct launch_arg args[PLAN_ARGS_MAX]; unsigned n_args;
+    uint32_t items, chunk;
+    bool barrier;
+    const struct op *op;
+    uint64_t bytes, flops;
+};
+
+struct program_phase { enum plan_phase_kind kind; uint32_t n_tokens, first_launch, n_launches; uint64_t cost_ns; };
+
+/* Everything between graph and file: what lowering makes, memory.c and layout.c fill in, emit.c writes. */
+struct program {
+    const struct model *model;
+    const struct spec *spec;
+    const struct graph *graph;
+    struct contract_template *templates; unsigned n_templates;
+    struct kernel *kernels;  unsigned n_kernels;
+    struct value *values;    unsigned n_values;
+    struct piece *pieces;    unsigned n_pieces;
+    struct launch *launches; unsigned n_launches;
+    struct program_phase *phases; unsigned n_phases;
+    uint32_t ctx_max;
+    uint64_t arena_bytes, arena_floor_bytes, cache_bytes;
+    uint64_t logits_offset, hidden_offset;
+};
+
+/* Load the contract of spec's device, lower every op of the graph, choose parameters, write kernel sources. */
+bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, struct arena *a, struct diag *d);
+const struct key_field *kernel_key(const struct kernel *k, const char *name);  /* NULL: none */
+int64_t kernel_key_integer(const struct kernel *k, const char *name, int64_t otherwise);
+/* Index of the argument called name in the kernel's template, or -1. */
+int kernel_arg(const struct kernel *k, const char *name);
+
+/* memory.c: offsets for all values by liveness; arena_bytes and the lower bound (largest sum of live bytes). Launches that
+ * may overlap (no barrier between them) count as one moment. */
+void memory_plan(struct program *p);
+
+#endif

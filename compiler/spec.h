@@ -1,0 +1,58 @@
+/* Specs: a sandboxed Lua file that says what the target is and how shapes are tuned -> struct spec.
+ *
+ * Calls a spec may make: jllm_spec(1), include "name", target{}, buckets{}, memory{}, cc{}, kernel "T"{},
+ * shape "T"{}. Every value keeps the file and line it came from. A spec is a pure function of its text:
+ * no I/O, no clock, text chunks only, bounded instructions and memory; of Lua's library only math's pure
+ * functions, ipairs, pairs, and string's format, sub, upper, lower.
+ */
+#ifndef SPEC_H
+#define SPEC_H
+
+#include "base.h"
+#include "diag.h"
+
+struct spec_place { const char *file; unsigned line; };   /* file "--set" for the command line, "default" for built-ins */
+
+enum spec_type { SPEC_INTEGER, SPEC_NUMBER, SPEC_STRING, SPEC_BOOL };
+struct spec_value {
+    enum spec_type type;
+    int64_t integer;            /* also 0/1 for SPEC_BOOL */
+    double number;              /* also set for SPEC_INTEGER */
+    const char *string;
+    struct spec_place place;
+};
+struct spec_field { const char *key; struct spec_value value; };
+
+/* kernel or shape entry: where every `match` field equals the launch's key, every `set` field applies. */
+struct spec_entry {
+    bool shape;                 /* shape: fixes the order of sums, matches quant, m, k only */
+    const char *template_name;
+    struct spec_field *match;   unsigned n_match;   /* quant, m, k, n, ... (top level `quant` and `when`) */
+    struct spec_field *set;     unsigned n_set;
+    struct spec_place place;
+};
+
+#define SPEC_BUCKETS_MAX 32
+struct spec {
+    const char *file;
+    /* target{}: scalar facts; device "cpu" | "cuda", arch "native" | "portable" | "x86-64-v3" | "sm_87" ... */
+    struct spec_field *target;  unsigned n_target;
+    /* memory{}: ctx_max, kv ("f32" | "f16"), reserve_mib, chunk_mib */
+    struct spec_field *memory;  unsigned n_memory;
+    /* cc{}: triple (cross build), family ("gcc" | "clang" | "any"); never a command or a flag */
+    struct spec_field *cc;      unsigned n_cc;
+    uint32_t buckets[SPEC_BUCKETS_MAX]; unsigned n_buckets;   /* ascending multiples of 8, 8..512 */
+    struct spec_place buckets_place;
+    struct spec_entry *entries; unsigned n_entries;           /* in the order in which they were read */
+    struct hash128 hash;        /* over every file read, in order, and the overrides */
+};
+
+/* Load `path` (a file, or a bare name looked up in HOME/specs/), apply --set overrides ("memory.ctx_max=2048",
+ * "buckets=8,16", "matmul.tokens=2" = a kernel entry that matches everything and beats everything). False: diagnostics. */
+bool spec_load(struct spec *s, const char *path, const char *const *sets, unsigned n_sets, struct arena *a, struct diag *d);
+/* Scalars by "section.key"; every key has a built-in default (specs/defaults.lua is included first, always), so these never fail. */
+const struct spec_value *spec_get(const struct spec *s, const char *section_key);
+/* Merged result with the place of each value: what `jllmc spec dump` prints; itself a valid spec. */
+void spec_dump(const struct spec *s, FILE *out);
+
+#endif

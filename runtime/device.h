@@ -1,0 +1,71 @@
+/* The interface between replay and a device. plan.c opens and checks the file, a device turns the
+ * checked tables into something that runs, replay.c decides what runs when. cpu.c is one device;
+ * cuda.c will be another.
+ */
+#ifndef JLLM_DEVICE_H
+#define JLLM_DEVICE_H
+
+#include "jllm.h"
+#include "plan.h"
+
+/* The validated view of a plan: pointers into the mapping, every offset and index checked once by
+ * plan_open. Everything that reads it may trust it. */
+struct plan_view {
+    const uint8_t *map;
+    uint64_t map_bytes;
+    int fd;
+    const struct plan_header *header;
+    const struct plan_slot *slot;
+    const uint8_t *tail;
+    const uint8_t *weights;
+    const struct plan_info *info;
+    const char *strings;          uint64_t strings_bytes;
+    const uint8_t *code;          uint64_t code_bytes;
+    const struct plan_kernel *kernels;         uint32_t n_kernels;
+    const struct plan_arg *args;               uint32_t n_args;
+    const struct plan_launch *launches;        uint32_t n_launches;
+    const struct plan_phase *phases;           uint32_t n_phases;
+    const uint16_t *cover;        /* [ctx_max + 1] */
+    const struct plan_piece *pieces;           uint32_t n_pieces;
+    const struct plan_memory *memory;          uint32_t n_memory;
+    const struct plan_test *tests;             uint32_t n_tests;
+    const struct plan_test_input *test_inputs; uint32_t n_test_inputs;
+    const struct plan_test_value *test_values; uint32_t n_test_values;
+    const struct plan_test_model *test_model;  uint64_t test_model_bytes;
+    uint32_t head_phase, decode_phase;         /* indices into phases */
+};
+
+/* One per kind of device. A state holds what sessions share (code, threads); a context what one session has. */
+struct device_ops {
+    const char *name;
+    void *(*open)(const struct plan_view *view, const struct jllm_options *options, struct jllm_error *e);
+    void (*close)(void *state);
+    uint32_t (*threads)(const void *state);
+    void *(*context_new)(void *state, struct jllm_error *e);
+    void (*context_free)(void *context);
+    /* Run launches [first, first + n) with this step; returns when they are done. */
+    bool (*run)(void *context, const struct plan_step *step, uint32_t first, uint32_t n, struct jllm_error *e);
+    /* Copies from and to a context's arena or cache (self-test), and a host view of the logits. */
+    bool (*write)(void *context, uint32_t space, uint64_t offset, const void *from, uint64_t bytes, struct jllm_error *e);
+    bool (*read)(void *context, uint32_t space, uint64_t offset, void *to, uint64_t bytes, struct jllm_error *e);
+    const float *(*logits)(void *context);
+};
+extern const struct device_ops device_cpu;
+
+struct jllm_plan {
+    struct plan_view view;
+    const struct device_ops *ops;
+    void *device;
+    struct jllm_info info;
+};
+
+/* plan.c */
+bool plan_open(struct plan_view *v, const char *path, struct jllm_error *e);
+void plan_close(struct plan_view *v);
+/* Check `bytes` at `data` as a plan (what fuzzers call); the view points into data. */
+bool plan_check(struct plan_view *v, const uint8_t *data, uint64_t bytes, struct jllm_error *e);
+bool plan_verify_weights(const struct plan_view *v, struct jllm_error *e);
+bool error_set(struct jllm_error *e, enum jllm_code code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));  /* always false */
+
+#endif
