@@ -27,6 +27,8 @@ void diag_error(struct diag *d, const char *code, const char *place, const char 
 void diag_warning(struct diag *d, const char *code, const char *place, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void diag_note(struct diag *d, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* One line that counts the errors which were not shown, if any; call once, at the end. */
+void diag_finish(struct diag *d);
 /* The source line with a caret under column (1-based; 0: no caret), after an error or warning. */
 void diag_caret(struct diag *d, const char *line, size_t line_bytes, unsigned column);
 /* The candidate nearest to word by edit distance, or NULL when none is near. */

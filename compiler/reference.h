@@ -8,6 +8,23 @@
 
 /* Logits of the model on ids[n]: out[n][n_vocab] when all, else out[n_vocab] of the last position. */
 void reference_logits(const struct model *m, const int32_t *ids, size_t n, bool all, float *out);
+/* cos and sin of every position and pair, out[ctx][rope_dim / 2][2]: what a plan's rope table holds. */
+void reference_rope_table(const struct model *m, uint32_t ctx, float *out);
+
+/* What ops are made of, for one row or one head; selftest.c tells from the same pieces what a kernel should give. */
+/* Elements [0, tensor_cols) of a row; of a vector (norm, bias), row 0. */
+void reference_decode_row(const struct gguf_tensor *t, uint64_t row, double *out);
+/* out = x / sqrt(mean(x^2) + eps) * w, k elements; out may be x. Zhang, Sennrich 2019. */
+void reference_rms_norm(const double *x, const double *w, uint64_t k, double eps, double *out);
+/* Turn the first rope_dim elements of a head by cos_sin[rope_dim / 2][2]; pairs (i, i + rope_dim / 2) when neox,
+ * else (2i, 2i + 1). Su et al. 2021. */
+void reference_rotate(double *head, const double *cos_sin, uint32_t rope_dim, bool neox);
+/* out[head_dim] = softmax(q k / sqrt(head_dim)) v over n_pos positions; key and value of position p begin at p * stride.
+ * scores has room for n_pos. */
+void reference_attend(const double *q, const double *k, const double *v, uint64_t n_pos, uint64_t stride,
+                      uint32_t head_dim, double *scores, double *out);
+/* silu(gate) * up */
+double reference_act_mul(double gate, double up);
 
 /* Self-tests of a program (selftest.c): for every distinct kernel, seeded inputs and sampled outputs; and the model on 16 tokens. */
 struct selftest_logit { uint32_t id; float logit; };

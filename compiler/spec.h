@@ -11,7 +11,8 @@
 #include "base.h"
 #include "diag.h"
 
-struct spec_place { const char *file; unsigned line; };   /* file "--set" for the command line, "default" for built-ins */
+/* Line and column count from 1; 0: not known. file "--set" for the command line. */
+struct spec_place { const char *file; unsigned line, column; };
 
 enum spec_type { SPEC_INTEGER, SPEC_NUMBER, SPEC_STRING, SPEC_BOOL };
 struct spec_value {
@@ -30,9 +31,12 @@ struct spec_entry {
     struct spec_field *match;   unsigned n_match;   /* quant, m, k, n, ... (top level `quant` and `when`) */
     struct spec_field *set;     unsigned n_set;
     struct spec_place place;
+    unsigned rank;              /* includes between the user's own file (0) and this one; SPEC_RANK_DEFAULTS: defaults.lua */
 };
 
 #define SPEC_BUCKETS_MAX 32
+#define SPEC_RANK_DEFAULTS 1000
+struct spec_source;
 struct spec {
     const char *file;
     /* target{}: scalar facts; device "cpu" | "cuda", arch "native" | "portable" | "x86-64-v3" | "sm_87" ... */
@@ -44,6 +48,7 @@ struct spec {
     uint32_t buckets[SPEC_BUCKETS_MAX]; unsigned n_buckets;   /* ascending multiples of 8, 8..512 */
     struct spec_place buckets_place;
     struct spec_entry *entries; unsigned n_entries;           /* in the order in which they were read */
+    const struct spec_source *sources; unsigned n_sources;   /* texts of the files read, for carets */
     struct hash128 hash;        /* over every file read, in order, and the overrides */
 };
 
@@ -54,5 +59,11 @@ bool spec_load(struct spec *s, const char *path, const char *const *sets, unsign
 const struct spec_value *spec_get(const struct spec *s, const char *section_key);
 /* Merged result with the place of each value: what `jllmc spec dump` prints; itself a valid spec. */
 void spec_dump(const struct spec *s, FILE *out);
+
+/* An error at a place of the spec, with the source line and a caret where they are known. */
+void spec_error(const struct spec *s, struct diag *d, struct spec_place at, const char *code, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+/* True when the two match the same fields by the same values. */
+bool spec_same_match(const struct spec_entry *a, const struct spec_entry *b);
 
 #endif

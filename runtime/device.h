@@ -64,8 +64,11 @@ bool plan_open(struct plan_view *v, const char *path, struct jllm_error *e);
 void plan_close(struct plan_view *v);
 /* Check `bytes` at `data` as a plan (what fuzzers call); the view points into data. */
 bool plan_check(struct plan_view *v, const uint8_t *data, uint64_t bytes, struct jllm_error *e);
+/* Bytes of rows x cols values; UINT64_MAX for an unknown dtype or an impossible shape. */
+uint64_t plan_dtype_bytes(uint32_t dtype, uint64_t rows, uint64_t cols);
+/* Check the hash of every piece; false names the first damaged one. */
 bool plan_verify_weights(const struct plan_view *v, struct jllm_error *e);
 bool error_set(struct jllm_error *e, enum jllm_code code, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));  /* always false */
+    __attribute__((format(printf, 3, 4)));  /* always false; e may be NULL */
 
 #endif

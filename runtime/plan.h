@@ -67,7 +67,7 @@ enum plan_section_kind {
     PLAN_ARGS,        /* struct plan_arg[] */
     PLAN_LAUNCHES,    /* struct plan_launch[] */
     PLAN_PHASES,      /* struct plan_phase[] */
-    PLAN_COVER,       /* uint16_t[ctx_max + 1]: for a prompt of L tokens, the phase that takes its first tokens */
+    PLAN_COVER,       /* uint16_t[ctx_max + 1]: for a prompt of L tokens, the phase that takes its first tokens; [0] is unused */
     PLAN_WEIGHTS,     /* struct plan_piece[] */
     PLAN_MEMORY,      /* struct plan_memory[]: what a session takes, stated before it is taken */
     PLAN_TOKENIZER,   /* see host/tokenizer.h */
@@ -84,10 +84,10 @@ struct plan_section {         /* 32 bytes */
     uint32_t kind;
     uint32_t flags;
     uint64_t offset;          /* from the start of the tail */
-    uint64_t bytes;           /* stride * count, or the size of a blob when stride is 1 */
+    uint64_t bytes;           /* stride * count */
     uint32_t count;
-    uint32_t stride;          /* may grow: a reader steps by it and reads the fields it knows */
-};
+    uint32_t stride;          /* bytes of one entry, 1 for a blob; fixed by the version (PLAN.md, growth) */
+};                            /* sections stand in the order of their offsets and do not overlap */
 
 struct plan_tail {            /* the first bytes of a tail */
     uint32_t n_sections;
@@ -182,7 +182,7 @@ struct plan_piece {           /* one weight tensor (or a part of one) in its ker
     uint32_t quant;           /* PLAN_STRINGS: "q4_k" */
     uint32_t layout;          /* PLAN_STRINGS: "rows16", "plain" */
     uint32_t reserved;
-    uint64_t offset;          /* from weights_offset, multiple of PLAN_WEIGHT_ALIGN */
+    uint64_t offset;          /* from weights_offset; the end of the piece before, rounded up to PLAN_WEIGHT_ALIGN */
     uint64_t bytes;           /* without the padding to the next piece */
     uint64_t gguf_bytes;      /* what it took in the GGUF; 0 for computed constants */
     uint64_t rows, cols;

@@ -1,0 +1,263 @@
+/* jllmc: sub-commands. compile() reads as the list of passes. */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "cc.h"
+#include "chat.h"
+#include "cost.h"
+#include "emit.h"
+#include "progress.h"
+#include "tokenizer.h"
+
+enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_ENVIRONMENT = 3, SETS_MAX = 64 };
+
+static const char usage[] =
+    "usage: jllmc compile MODEL.gguf [--spec NAME|FILE] [-o PLAN] [--set KEY=VALUE]... [--pre NAME]\n"
+    "                     [--emit graph|select|memory|source|plan-text] [-t THREADS] [-q]\n"
+    "       jllmc spec dump|check NAME|FILE [--set KEY=VALUE]...\n"
+    "       jllmc --version | --help\n"
+    "\n"
+    "compile  make a plan from a model; --spec cpu (this machine) is the default, -o plan.bin too.\n"
+    "         --emit prints what a pass made and writes no plan. --pre names the pre-tokenizer of a\n"
+    "         file that does not (smollm, gpt-2, llama-bpe, qwen2).\n"
+    "spec     dump prints the merged spec and where each value came from; check only checks it.\n"
+    "\n"
+    "Results go to stdout, everything else to stderr. Exit 0 ok, 1 bad input, 2 usage, 3 environment.\n";
+
+enum stage { STAGE_PLAN, STAGE_GRAPH, STAGE_SELECT, STAGE_MEMORY, STAGE_SOURCE, STAGE_TEXT };
+static const char *const stage_names[] = {"", "graph", "select", "memory", "source", "plan-text"};
+
+struct options {
+    const char *model, *spec, *out, *pre;
+    const char *sets[SETS_MAX];
+    unsigned n_sets;
+    enum stage stage;
+};
+
+static int usage_error(const char *format, const char *what) {
+    fputs("error: ", stderr);
+    fprintf(stderr, format, what);
+    fputs("\n\n", stderr);
+    fputs(usage, stderr);
+    return EXIT_USAGE;
+}
+
+/* --- what --emit prints ---------------------------------------------------------------------------- */
+
+static void print_selection(const struct program *p) {
+    for (unsigned i = 0; i < p->n_kernels; i++) {
+        const struct kernel *k = &p->kernels[i];
+        printf("%s\n  template %s (%s)\n", k->name, k->template->name, k->template->source);
+        for (unsigned j = 0; j < k->n_choices; j++) {
+            const struct choice *c = &k->choices[j];
+            printf("  %s = %" PRId64 "  from %s", c->name, c->value, c->reason);
+            if (c->runner_up) printf(", over %s", c->runner_up);
+            putchar('\n');
+        }
+    }
+}
+
+static void print_memory(const struct program *p) {
+    struct memory_row rows[MEMORY_ROWS];
+    uint64_t total = 0;
+    for (unsigned i = 0; i < p->n_values; i++) {
+        const struct value *v = &p->values[i];
+        printf("phase %2u  %-10s %8" PRIu64 " bytes at 0x%-8" PRIx64 " live %u..%u%s\n", v->phase, v->name, v->bytes, v->offset,
+               v->first, v->last, v->pinned ? " pinned" : "");
+    }
+    emit_memory(p, rows);
+    for (unsigned i = 0; i < MEMORY_ROWS; i++) total += rows[i].bytes;
+    printf("arena_bytes %" PRIu64 "\nlower_bound_bytes %" PRIu64 "\nratio %.4f\n", p->arena_bytes, p->arena_floor_bytes,
+           (double)p->arena_bytes / (double)p->arena_floor_bytes);
+    printf("context %u\n", p->ctx_max);
+    for (unsigned i = 0; i < MEMORY_ROWS; i++) printf("%-12s %10.1f MiB\n", rows[i].name, (double)rows[i].bytes / (1 << 20));
+    printf("%-12s %10.1f MiB\n", "total", (double)total / (1 << 20));
+}
+
+static void print_sources(const struct program *p) {
+    for (unsigned i = 0; i < p->n_kernels; i++) printf("/* ==== %s ==== */\n%s\n", p->kernels[i].name, p->kernels[i].source);
+}
+
+/* --- compile --------------------------------------------------------------------------------------- */
+
+static uint16_t *build_cover(const struct program *p, const uint64_t *token_ns, struct arena *a) {
+    uint32_t n_tokens[PLAN_BUCKETS_MAX + 1];
+    uint64_t cost[PLAN_BUCKETS_MAX + 1];
+    unsigned n = 0;
+    for (unsigned i = 0; i < p->n_phases && p->phases[i].kind == PLAN_PHASE_PREFILL; i++, n++) {
+        n_tokens[n] = p->phases[i].n_tokens;
+        cost[n] = p->phases[i].cost_ns;
+    }
+    uint16_t *cover = arena_array(a, (size_t)p->ctx_max + 1, sizeof *cover);
+    cover_build(n_tokens, cost, token_ns, n, p->ctx_max, cover);
+    return cover;
+}
+
+static void print_summary(const struct program *p, const struct options *o, const struct emit_result *r, double seconds) {
+    struct rusage usage_now;
+    unsigned cached = 0;
+    for (unsigned i = 0; i < p->n_kernels; i++) cached += p->kernels[i].cached;
+    getrusage(RUSAGE_SELF, &usage_now);
+    fprintf(stderr, "%u kernels (%u cached) · %.1f s · %s %.1f MB · peak memory %.0f MB\n", p->n_kernels, cached, seconds, o->out,
+            (double)r->plan_bytes / 1e6, (double)usage_now.ru_maxrss * 1024 / 1e6);
+}
+
+/* True when path names the same file as the model: a plan must not replace what it is made from. */
+static bool same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+static int compile_model(const struct options *o, const struct gguf *g, const struct spec *s, struct output *out,
+                         struct arena *a, struct diag *d, double start) {
+    struct model m;
+    struct graph graph;
+    struct program p;
+    struct toolchain cc;
+    struct buffer tokenizer = {0}, chat = {0};
+    struct selftest selftest = {0};
+    struct emit_result result;
+
+    if (!model_load(&m, g, a, d)) return EXIT_BAD_INPUT;
+    graph_build(&graph, &m, s->buckets, s->n_buckets, a);
+    graph_check(&graph, &m);
+    if (o->stage == STAGE_GRAPH) return graph_print(&graph, &m, stdout), 0;
+    if (!tokenizer_lower(g, o->pre, &tokenizer, a, d) || !chat_lower(g, &chat, a, d)) return EXIT_BAD_INPUT;
+    if (!contract_lower(&p, &m, s, &graph, a, d)) return EXIT_BAD_INPUT;
+    if (o->stage == STAGE_SELECT) return print_selection(&p), 0;
+    if (o->stage == STAGE_SOURCE) return print_sources(&p), 0;
+    memory_plan(&p);
+    uint64_t *token_ns = arena_array(a, p.n_phases, sizeof *token_ns);
+    cost_phases(&p, token_ns);
+    const uint16_t *cover = build_cover(&p, token_ns, a);
+    if (!cc_find(&cc, s, a, d)) return EXIT_ENVIRONMENT;
+    if (!cc_compile_all(&cc, &p, a, d)) return EXIT_ENVIRONMENT;
+    if (o->stage == STAGE_MEMORY) return print_memory(&p), 0;
+    struct emit_input in = {&p, &cc, &selftest, cover, &tokenizer, &chat, hash_bytes(g->map.data, g->map.bytes), o->spec};
+    if (o->stage == STAGE_TEXT) return emit_print(&in, stdout), 0;
+    selftest_build(&selftest, &p, a);
+    if (!emit_plan(out, &in, &result, a, d)) return EXIT_ENVIRONMENT;
+    print_summary(&p, o, &result, base_seconds() - start);
+    buffer_free(&tokenizer), buffer_free(&chat);
+    return 0;
+}
+
+static int compile(const struct options *o) {
+    double start = base_seconds();
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    struct spec s;
+    struct gguf g;
+    struct output out = {.fd = -1};
+    int rc = EXIT_BAD_INPUT;
+    if (!spec_load(&s, o->spec, o->sets, o->n_sets, &a, &d)) goto done;
+    if (same_file(o->model, o->out)) {
+        diag_error(&d, "output", o->out, "this is the model itself: name another output with -o");
+        goto done;
+    }
+    if (!gguf_open(&g, o->model, &a, &d)) goto done;
+    if (o->stage == STAGE_PLAN && !output_open(&out, o->out, &a, &d)) rc = EXIT_ENVIRONMENT;
+    else rc = compile_model(o, &g, &s, &out, &a, &d, start);
+    gguf_close(&g);
+done:
+    output_abandon(&out);
+    diag_finish(&d);
+    arena_free(&a);
+    if (!rc && fflush(stdout)) {
+        fprintf(stderr, "error: cannot write to stdout: %s\n", strerror(errno));
+        return EXIT_ENVIRONMENT;
+    }
+    return rc;
+}
+
+/* --- the command line ------------------------------------------------------------------------------ */
+
+static bool parse_stage(const char *name, enum stage *stage) {
+    for (unsigned i = 1; i < COUNT(stage_names); i++)
+        if (!strcmp(name, stage_names[i])) return *stage = (enum stage)i, true;
+    return false;
+}
+
+static int parse_options(struct options *o, int argc, char **argv, const char **positional, unsigned *n_positional) {
+    static const struct option longs[] = {
+        {"spec", required_argument, NULL, 's'}, {"set", required_argument, NULL, 'S'}, {"emit", required_argument, NULL, 'e'},
+        {"pre", required_argument, NULL, 'p'}, {"threads", required_argument, NULL, 't'}, {"output", required_argument, NULL, 'o'},
+        {"quiet", no_argument, NULL, 'q'}, {NULL, 0, NULL, 0}};
+    int c;
+    char *end;
+    opterr = 0;
+    while ((c = getopt_long(argc, argv, "o:t:q", longs, NULL)) != -1) switch (c) {
+        case 's': o->spec = optarg; break;
+        case 'o': o->out = optarg; break;
+        case 'p': o->pre = optarg; break;
+        case 'q': progress_quiet = true; break;
+        case 'S':
+            if (o->n_sets == SETS_MAX) return usage_error("too many --set: %s", optarg);
+            o->sets[o->n_sets++] = optarg;
+            break;
+        case 'e':
+            if (!parse_stage(optarg, &o->stage)) return usage_error("--emit takes graph, select, memory, source or plan-text, not '%s'", optarg);
+            break;
+        case 't': {
+            long n = strtol(optarg, &end, 10);
+            if (*end || end == optarg || n < 1 || n > 1024) return usage_error("-t takes a number of threads, not '%s'", optarg);
+            base_set_cores((int)n);
+            break;
+        }
+        default: return usage_error("unknown option or missing value: '%s'", argv[optind - 1]);
+        }
+    for (*n_positional = 0; optind < argc; optind++) {
+        if (*n_positional == 2) return usage_error("one argument too many: '%s'", argv[optind]);
+        positional[(*n_positional)++] = argv[optind];
+    }
+    return 0;
+}
+
+static int command_compile(int argc, char **argv) {
+    struct options o = {.spec = "cpu", .out = "plan.bin"};
+    const char *positional[2];
+    unsigned n;
+    int rc = parse_options(&o, argc, argv, positional, &n);
+    if (rc) return rc;
+    if (n != 1) return usage_error("compile takes one model%s", n ? ", not two" : "");
+    o.model = positional[0];
+    return compile(&o);
+}
+
+static int command_spec(int argc, char **argv) {
+    struct options o = {0};
+    const char *positional[2];
+    unsigned n;
+    int rc = parse_options(&o, argc, argv, positional, &n);
+    if (rc) return rc;
+    if (n != 2 || (strcmp(positional[0], "dump") && strcmp(positional[0], "check")))
+        return usage_error("%s", "spec takes dump or check, and a spec");
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    struct spec s;
+    bool ok = spec_load(&s, positional[1], o.sets, o.n_sets, &a, &d);
+    if (ok && !strcmp(positional[0], "dump")) spec_dump(&s, stdout);
+    diag_finish(&d);
+    arena_free(&a);
+    return ok ? 0 : EXIT_BAD_INPUT;
+}
+
+int main(int argc, char **argv) {
+    static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
+        {"compile", command_compile}, {"spec", command_spec}};
+    static const char *const names[] = {"compile", "spec"};
+    if (argc < 2) return usage_error("%s", "no command");
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return fputs(usage, stdout), 0;
+    if (!strcmp(argv[1], "--version")) return puts("jllmc 0.1.0 (plan version 1)"), 0;
+    for (size_t i = 0; i < COUNT(commands); i++)
+        if (!strcmp(argv[1], commands[i].name)) return commands[i].run(argc - 1, argv + 1);
+    const char *near = diag_suggest(argv[1], names, COUNT(names));
+    fprintf(stderr, "error: unknown command '%s'%s%s%s\n\n%s", argv[1], near ? "; did you mean '" : "", near ? near : "",
+            near ? "'?" : "", usage);
+    return EXIT_USAGE;
+}

@@ -1,0 +1,437 @@
+/* The vectors with which a plan tests itself: for every distinct kernel the first launch that uses it, seeded
+ * inputs, and sampled outputs from the plain evaluation; and the whole model on a few tokens.
+ *
+ * Guarantees: an expected value comes from GGUF blocks and the logical value of each input, never from packed
+ * weights or a template. Only sampled outputs are computed, so a head costs no more than another matrix.
+ */
+#include "reference.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SAMPLES_MAX = 64,      /* outputs of a test */
+    TESTS_MAX = 3,         /* of a kernel: rope_store writes three outputs */
+    INPUTS_MAX = 8,        /* of a kernel */
+    LOGITS_LARGEST = 64,   /* of the model test; the others are seeded */
+    POS = 3,               /* cache position of a test: not zero, not a multiple of anything */
+    POS_FAR = 300,         /* beyond the first 256 positions, which attention takes as one chunk */
+};
+
+/* Relative errors. Rounding to 16 bits by block of 32 costs about 2e-5 where values are even, and more
+ * where one value of a block stands out, as it does in a product of two. */
+static const float bound_f32 = 2e-5f, bound_attention = 1e-4f, bound_a16 = 5e-5f, bound_act_mul_a16 = 1e-4f,
+                   bound_f16 = 1e-3f, bound_model_f32 = 1e-3f, bound_model_f16 = 1e-2f;
+
+/* The kernel at hand. */
+struct builder {
+    struct selftest *t;
+    const struct program *p;
+    struct arena *a;
+    const struct launch *launch;
+    const struct kernel *kernel;
+    uint32_t kernel_index, launch_index;
+    uint32_t n;                        /* most tokens */
+    uint32_t n_tokens, pos, row, id;   /* of the step */
+    uint32_t first_input;
+};
+
+/* Value (row, col) of an output. */
+typedef double output_at(const struct builder *b, uint32_t row, uint32_t col);
+
+/* ---- what a launch says of itself ---- */
+
+static uint32_t key(const struct builder *b, const char *name) {
+    return (uint32_t)kernel_key_integer(b->kernel, name, 0);
+}
+
+static unsigned arg_index(const struct builder *b, const char *name) {
+    int i = kernel_arg(b->kernel, name);
+    if (i < 0)
+        base_fail("template \"%s\": its reference needs an argument \"%s\"", b->kernel->template->name, name);
+    return (unsigned)i;
+}
+
+static const struct launch_arg *arg(const struct builder *b, const char *name) {
+    return &b->launch->args[arg_index(b, name)];
+}
+
+static const struct piece *piece(const struct builder *b, const char *name) {
+    assert(arg(b, name)->space == PLAN_SPACE_WEIGHTS);
+    return &b->p->pieces[arg(b, name)->index];
+}
+
+static bool kernel_kv_f16(const struct kernel *k) {
+    const struct key_field *kv = kernel_key(k, "kv");
+    return kv && kv->type == KEY_STRING && !strcmp(kv->string, "f16");
+}
+
+static enum plan_dtype arg_dtype(const struct builder *b, const char *name) {
+    const struct launch_arg *at = arg(b, name);
+    if (at->space == PLAN_SPACE_CACHE)
+        return kernel_kv_f16(b->kernel) ? PLAN_F16 : PLAN_F32;
+    assert(at->space == PLAN_SPACE_ARENA);
+    return b->p->values[at->index].dtype;
+}
+
+/* Type of an argument that the reference sees as rows x cols. A contract that binds less is wrong, and says so here. */
+static enum plan_dtype arg_shaped(const struct builder *b, const char *name, uint64_t rows, uint64_t cols) {
+    enum plan_dtype t = arg_dtype(b, name);
+    uint64_t bytes = rows * cols * (t == PLAN_F16 ? 2 : 4);
+    if (t == PLAN_A16)
+        bytes = u64_round_up(rows * cols * 2, 64) + 2 * u64_round_up(rows * (cols / 32) * 4, 64);
+    if (bytes > arg(b, name)->bytes)
+        base_fail("kernel %s: argument \"%s\" is smaller than its reference's", b->kernel->name, name);
+    return t;
+}
+
+static double *doubles(const struct builder *b, uint64_t n) {
+    return arena_array(b->a, n, sizeof(double));
+}
+
+static const double *weight_row(const struct builder *b, const char *name, uint64_t row) {
+    const struct gguf_tensor *t = piece(b, name)->tensor;
+    assert(t);
+    double *out = doubles(b, tensor_cols(t));
+    reference_decode_row(t, row, out);
+    return out;
+}
+
+/* ---- seeded inputs ---- */
+
+/* Seeds are far apart, as input i of a seed is input 0 of seed + i. */
+static void input(struct builder *b, const char *name, uint32_t rows, uint32_t cols, float amplitude) {
+    uint32_t at = arg_index(b, name);
+    b->t->inputs[b->t->n_inputs++] = (struct plan_test_input){
+        .arg = at, .dtype = arg_shaped(b, name, rows, cols), .rows = rows, .cols = cols, .amplitude = amplitude,
+        .seed = ((uint64_t)b->kernel_index * PLAN_ARGS_MAX + at + 1) << 32,
+    };
+    assert(b->t->n_inputs - b->first_input <= INPUTS_MAX);
+}
+
+static double input_at(const struct plan_test_input *in, uint64_t row, uint64_t col) {
+    uint64_t i = row * in->cols + col;
+    if (in->dtype == PLAN_A16) {
+        uint64_t block = row * (in->cols / 32) + col / 32;
+        float scale = in->amplitude / 32767 * (1 + plan_seeded(in->seed ^ 0x5ca1e, block) / 2);
+        return (double)roundf(32767 * plan_seeded(in->seed, i)) * (double)scale;
+    }
+    float v = in->amplitude * plan_seeded(in->seed, i);
+    return in->dtype == PLAN_F16 ? quant_half(quant_to_half(v)) : (double)v;
+}
+
+static const struct plan_test_input *input_find(const struct builder *b, const char *name) {
+    uint32_t at = arg_index(b, name);
+    for (unsigned i = b->first_input; i < b->t->n_inputs; i++)
+        if (b->t->inputs[i].arg == at)
+            return &b->t->inputs[i];
+    base_fail("kernel %s: its reference reads \"%s\" without declaring it", b->kernel->name, name);
+}
+
+static double value_at(const struct builder *b, const char *name, uint32_t row, uint32_t col) {
+    return input_at(input_find(b, name), row, col);
+}
+
+/* Columns [first, first + n) of a row. */
+static double *value_row(const struct builder *b, const char *name, uint32_t row, uint32_t first, uint32_t n) {
+    const struct plan_test_input *in = input_find(b, name);
+    double *out = doubles(b, n);
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = input_at(in, row, first + i);
+    return out;
+}
+
+/* ---- sampled outputs ---- */
+
+static void sample_add(struct plan_test_value *v, uint32_t *n, uint32_t row, uint32_t col) {
+    for (uint32_t i = 0; i < *n; i++)
+        if (v[i].row == row && v[i].col == col)
+            return;
+    v[(*n)++] = (struct plan_test_value){ .row = row, .col = col };
+}
+
+static uint32_t seeded_below(uint64_t seed, uint64_t i, uint32_t n) {
+    double unit = ((double)plan_seeded(seed, i) + 1) / 2, at = unit * n;
+    return at < n ? (uint32_t)at : n - 1;
+}
+
+/* Both ends of the first and last row at the edges of tiles of 8, 16 and 32 columns, and seeded ones. */
+static uint32_t samples_choose(struct plan_test_value *v, uint32_t first_row, uint32_t rows, uint32_t cols,
+                               uint64_t seed) {
+    static const uint32_t edges[] = { 0, 7, 8, 15, 16, 31, 32 };
+    uint32_t n = 0;
+    for (unsigned i = 0; i < COUNT(edges) && edges[i] < cols; i++) {
+        sample_add(v, &n, first_row, edges[i]);
+        sample_add(v, &n, first_row, cols - 1 - edges[i]);
+        sample_add(v, &n, first_row + rows - 1, edges[i]);
+        sample_add(v, &n, first_row + rows - 1, cols - 1 - edges[i]);
+    }
+    for (uint64_t i = 0; i < SAMPLES_MAX * 4 && n < SAMPLES_MAX; i++)
+        sample_add(v, &n, first_row + seeded_below(seed, 2 * i, rows), seeded_below(seed, 2 * i + 1, cols));
+    return n;
+}
+
+/* A test of the output's rows [first_row, first_row + rows). all_rows: how many the buffer has, which is where
+ * the scales of an A16 value are found. */
+static void output(struct builder *b, const char *name, uint32_t first_row, uint32_t rows, uint32_t all_rows,
+                   uint32_t cols, float bound, output_at *at) {
+    struct selftest *t = b->t;
+    struct plan_test_value *v = &t->values[t->n_values];
+    uint32_t n = samples_choose(v, first_row, rows, cols, (uint64_t)t->n_tests << 32);
+    t->tests[t->n_tests++] = (struct plan_test){
+        .kernel = b->kernel_index, .launch = b->launch_index, .n_tokens = b->n_tokens, .pos = b->pos,
+        .row = b->row, .id = b->id, .first_input = b->first_input, .n_inputs = t->n_inputs - b->first_input,
+        .out_arg = arg_index(b, name), .out_dtype = arg_shaped(b, name, all_rows, cols), .out_rows = all_rows,
+        .out_cols = cols, .first_value = t->n_values, .n_values = n, .bound = bound,
+    };
+    t->n_values += n;
+    struct arena *kept = b->a, rows_of_one = { 0 };
+    b->a = &rows_of_one;
+    for (uint32_t i = 0; i < n; i++) {
+        v[i].want = (float)at(b, v[i].row, v[i].col);
+        arena_free(&rows_of_one);
+    }
+    b->a = kept;
+}
+
+static float bound_of(const struct builder *b, const char *name, float f32, float a16) {
+    enum plan_dtype t = arg_dtype(b, name);
+    return t == PLAN_A16 ? a16 : t == PLAN_F16 ? bound_f16 : f32;
+}
+
+/* ---- kinds of kernels ---- */
+
+/* embed {w, out}: out[n][k] = row ids[i] of w[m][k] */
+static double embed_at(const struct builder *b, uint32_t row, uint32_t col) {
+    return weight_row(b, "w", (b->id + 17 * (uint64_t)row) % key(b, "m"))[col];
+}
+
+static void embed_build(struct builder *b) {
+    uint32_t m = key(b, "m");
+    b->id = (uint32_t)((m - 1 + (uint64_t)m * 17 - 17 * (b->n_tokens / 2)) % m);   /* the last row half way */
+    output(b, "out", 0, b->n_tokens, b->n, key(b, "k"), bound_of(b, "out", bound_f32, bound_a16), embed_at);
+}
+
+/* rms_norm {x, w, out}: out[n][k], or out[1][k] of x[step.row] */
+static double rms_norm_at(const struct builder *b, uint32_t row, uint32_t col) {
+    uint32_t k = key(b, "k");
+    double *x = value_row(b, "x", key(b, "row") ? b->row : row, 0, k);
+    reference_rms_norm(x, weight_row(b, "w", 0), k, kernel_key(b->kernel, "eps")->number, x);
+    return x[col];
+}
+
+static void rms_norm_build(struct builder *b) {
+    bool one = key(b, "row");
+    uint32_t k = key(b, "k"), rows = b->n;
+    if (one) {
+        uint64_t there = b->p->values[arg(b, "x")->index].rows;
+        rows = there < 3 ? (uint32_t)there : 3;
+        b->row = rows - 1;
+    }
+    input(b, "x", rows, k, 1);
+    output(b, "out", 0, one ? 1 : b->n_tokens, one ? 1 : b->n, k, bound_of(b, "out", bound_f32, bound_a16),
+           rms_norm_at);
+}
+
+/* matmul {a, w, out}: out[n][m] = a[n][k] w[m][k]^T, added to what is there if residual */
+static double matmul_at(const struct builder *b, uint32_t row, uint32_t col) {
+    uint32_t k = key(b, "k");
+    const double *a = value_row(b, "a", row, 0, k), *w = weight_row(b, "w", col);
+    double sum = 0;
+    for (uint32_t i = 0; i < k; i++)
+        sum += a[i] * w[i];
+    return sum + (key(b, "residual") ? value_at(b, "out", row, col) : 0);
+}
+
+static void matmul_build(struct builder *b) {
+    uint32_t m = key(b, "m");
+    input(b, "a", b->n, key(b, "k"), 1);
+    if (key(b, "residual"))
+        input(b, "out", b->n, m, 1);
+    output(b, "out", 0, b->n_tokens, b->n, m, bound_of(b, "out", bound_f32, bound_a16), matmul_at);
+}
+
+/* rope_store {q, k, v, table, q_norm, k_norm, kcache, vcache}: q and k normed by head if qk_norm, then turned;
+ * q in place, k and v into the cache at step.pos */
+static double head_at(const struct builder *b, const char *name, const char *norm, uint32_t token, uint32_t col) {
+    uint32_t dim = key(b, "head_dim"), rope_dim = key(b, "rope_dim");
+    const float *table = piece(b, "table")->constant + (uint64_t)(b->pos + token) * rope_dim;
+    double *head = value_row(b, name, token, col / dim * dim, dim), *cos_sin = doubles(b, rope_dim);
+    for (uint32_t i = 0; i < rope_dim; i++)
+        cos_sin[i] = (double)table[i];
+    if (key(b, "qk_norm"))
+        reference_rms_norm(head, weight_row(b, norm, 0), dim, kernel_key(b->kernel, "eps")->number, head);
+    reference_rotate(head, cos_sin, rope_dim, key(b, "neox"));
+    return head[col % dim];
+}
+
+static double rope_store_q_at(const struct builder *b, uint32_t row, uint32_t col) {
+    return head_at(b, "q", "q_norm", row, col);
+}
+
+static double rope_store_k_at(const struct builder *b, uint32_t row, uint32_t col) {
+    return head_at(b, "k", "k_norm", row - b->pos, col);
+}
+
+static double rope_store_v_at(const struct builder *b, uint32_t row, uint32_t col) {
+    return value_at(b, "v", row - b->pos, col);
+}
+
+static void rope_store_build(struct builder *b) {
+    uint32_t dim = key(b, "head_dim"), q = key(b, "n_head") * dim, kv = key(b, "n_head_kv") * dim;
+    input(b, "q", b->n, q, 1);
+    input(b, "k", b->n, kv, 1);
+    input(b, "v", b->n, kv, 1);
+    output(b, "q", 0, b->n_tokens, b->n, q, bound_of(b, "q", bound_f32, bound_a16), rope_store_q_at);
+    output(b, "kcache", b->pos, b->n_tokens, b->pos + b->n_tokens, kv,
+           bound_of(b, "kcache", bound_f32, bound_a16), rope_store_k_at);
+    output(b, "vcache", b->pos, b->n_tokens, b->pos + b->n_tokens, kv,
+           bound_of(b, "vcache", bound_f32, bound_a16), rope_store_v_at);
+}
+
+/* attention {q, kcache, vcache, out}: token i sees positions 0 to step.pos + i */
+static double attention_at(const struct builder *b, uint32_t row, uint32_t col) {
+    uint32_t dim = key(b, "head_dim"), head = col / dim, n_pos = b->pos + row + 1;
+    uint32_t from = head / (key(b, "n_head") / key(b, "n_head_kv")) * dim;
+    const struct plan_test_input *kcache = input_find(b, "kcache"), *vcache = input_find(b, "vcache");
+    double *k = doubles(b, (uint64_t)n_pos * dim), *v = doubles(b, (uint64_t)n_pos * dim), *out = doubles(b, dim);
+    for (uint32_t i = 0; i < n_pos * dim; i++) {
+        k[i] = input_at(kcache, i / dim, from + i % dim);
+        v[i] = input_at(vcache, i / dim, from + i % dim);
+    }
+    reference_attend(value_row(b, "q", row, head * dim, dim), k, v, n_pos, dim, dim, doubles(b, n_pos), out);
+    return out[col % dim];
+}
+
+/* Amplitude 4 of q makes weights differ by a few powers of e, so that each position counts and none alone. */
+static void attention_test(struct builder *b) {
+    uint32_t dim = key(b, "head_dim"), q = key(b, "n_head") * dim, kv = key(b, "n_head_kv") * dim;
+    b->first_input = b->t->n_inputs;
+    input(b, "q", b->n, q, 4);
+    input(b, "kcache", b->pos + b->n_tokens, kv, 1);
+    input(b, "vcache", b->pos + b->n_tokens, kv, 1);
+    output(b, "out", 0, b->n_tokens, b->n, q, bound_of(b, "out", bound_attention, bound_attention), attention_at);
+}
+
+static void attention_build(struct builder *b) {
+    attention_test(b);
+    b->pos = POS_FAR;
+    if (b->pos + b->n_tokens <= b->p->ctx_max)
+        attention_test(b);
+}
+
+/* quantize {x, out}: out[n][k] = x */
+static double quantize_at(const struct builder *b, uint32_t row, uint32_t col) {
+    return value_at(b, "x", row, col);
+}
+
+static void quantize_build(struct builder *b) {
+    uint32_t k = key(b, "k");
+    input(b, "x", b->n, k, 1);
+    output(b, "out", 0, b->n_tokens, b->n, k, bound_of(b, "out", bound_f32, bound_a16), quantize_at);
+}
+
+/* act_mul {gate, up, out}: out[n][k] = silu(gate) * up */
+static double act_mul_at(const struct builder *b, uint32_t row, uint32_t col) {
+    return reference_act_mul(value_at(b, "gate", row, col), value_at(b, "up", row, col));
+}
+
+static void act_mul_build(struct builder *b) {
+    uint32_t k = key(b, "k");
+    input(b, "gate", b->n, k, 4);
+    input(b, "up", b->n, k, 4);
+    output(b, "out", 0, b->n_tokens, b->n, k, bound_of(b, "out", bound_f32, bound_act_mul_a16), act_mul_at);
+}
+
+static const struct kind {
+    const char *name;
+    void (*build)(struct builder *b);
+} kinds[] = {
+    { "embed", embed_build },         { "rms_norm", rms_norm_build },   { "matmul", matmul_build },
+    { "rope_store", rope_store_build }, { "attention", attention_build }, { "quantize", quantize_build },
+    { "act_mul", act_mul_build },
+};
+
+static const struct kind *kind_find(const struct contract_template *t) {
+    for (unsigned i = 0; i < COUNT(kinds); i++)
+        if (t->reference && !strcmp(kinds[i].name, t->reference))
+            return &kinds[i];
+    base_fail("template \"%s\": there is no reference \"%s\"", t->name, t->reference ? t->reference : "");
+}
+
+/* ---- all of them ---- */
+
+/* Every other large bucket is tested with a token missing, so that a partly filled tile is seen too. */
+static void kernel_build(struct selftest *t, const struct program *p, uint32_t launch, uint32_t n, struct arena *a) {
+    const struct launch *l = &p->launches[launch];
+    struct builder b = { .t = t, .p = p, .a = a, .launch = l, .kernel = &p->kernels[l->kernel],
+                         .kernel_index = l->kernel, .launch_index = launch, .n = n, .first_input = t->n_inputs };
+    b.n_tokens = n >= 8 && plan_seeded(0, l->kernel) < 0 ? n - 1 : n;
+    if (b.n_tokens > p->ctx_max)
+        b.n_tokens = p->ctx_max;
+    b.pos = p->ctx_max - b.n_tokens < POS ? p->ctx_max - b.n_tokens : POS;
+    kind_find(b.kernel->template)->build(&b);
+}
+
+struct ranked { float logit; uint32_t id; };
+
+static int ranked_compare(const void *a, const void *b) {
+    const struct ranked *x = a, *y = b;
+    if (x->logit != y->logit)
+        return x->logit > y->logit ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* Sorted by logit: the largest first, then seeded ones of the rest, each at most once. */
+static void logits_choose(struct selftest *t, struct ranked *all, uint32_t n_vocab) {
+    uint32_t n = n_vocab < COUNT(t->logits) ? n_vocab : (uint32_t)COUNT(t->logits);
+    qsort(all, n_vocab, sizeof *all, ranked_compare);
+    for (uint32_t i = 0; i < n; i++) {
+        if (i >= LOGITS_LARGEST) {
+            struct ranked *chosen = &all[i + seeded_below(1, i, n_vocab - i)], before = all[i];
+            all[i] = *chosen;
+            *chosen = before;
+        }
+        t->logits[i] = (struct selftest_logit){ all[i].id, all[i].logit };
+    }
+    t->model.n_values = n;
+    t->model.top1 = all[0].id;
+}
+
+static void model_build(struct selftest *t, const struct program *p) {
+    struct arena a = { 0 };
+    uint32_t n_vocab = p->model->n_vocab, n = COUNT(t->ids);
+    float *logits = arena_array(&a, n_vocab, sizeof *logits);
+    struct ranked *all = arena_array(&a, n_vocab, sizeof *all);
+    t->model.n_tokens = n < p->ctx_max ? n : p->ctx_max;
+    t->model.bound = bound_model_f32;
+    for (unsigned i = 0; i < p->n_kernels; i++)
+        if (kernel_kv_f16(&p->kernels[i]))
+            t->model.bound = bound_model_f16;
+    for (uint32_t i = 0; i < t->model.n_tokens; i++)
+        t->ids[i] = (int32_t)seeded_below(2, i, n_vocab);
+    reference_logits(p->model, t->ids, t->model.n_tokens, false, logits);
+    for (uint32_t i = 0; i < n_vocab; i++)
+        all[i] = (struct ranked){ logits[i], i };
+    logits_choose(t, all, n_vocab);
+    arena_free(&a);
+}
+
+void selftest_build(struct selftest *t, const struct program *p, struct arena *a) {
+    *t = (struct selftest){ 0 };
+    t->tests = arena_array(a, p->n_kernels * (size_t)TESTS_MAX, sizeof *t->tests);
+    t->inputs = arena_array(a, p->n_kernels * (size_t)INPUTS_MAX, sizeof *t->inputs);
+    t->values = arena_array(a, p->n_kernels * (size_t)TESTS_MAX * SAMPLES_MAX, sizeof *t->values);
+    bool *seen = arena_array(a, p->n_kernels, sizeof *seen);
+    for (unsigned f = 0; f < p->n_phases; f++)
+        for (uint32_t i = 0; i < p->phases[f].n_launches; i++) {
+            uint32_t launch = p->phases[f].first_launch + i;
+            if (seen[p->launches[launch].kernel])
+                continue;
+            seen[p->launches[launch].kernel] = true;
+            kernel_build(t, p, launch, p->phases[f].n_tokens, a);
+        }
+    model_build(t, p);
+}

@@ -1,0 +1,12 @@
+/* The step state as kernels see it: struct plan_step of runtime/plan.h without its includes (a test
+ * compares the two), and the entry point of a kernel.
+ */
+#ifndef JT_PLAN_STEP_H
+#define JT_PLAN_STEP_H
+
+struct plan_step {
+    unsigned n_tokens, pos, row, stop;
+    int ids[512];
+};
+
+#endif
