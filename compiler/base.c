@@ -1,7 +1,7 @@
 /* Arenas, buffers, hashing, files, threads: what base.h promises, on POSIX and Linux.
  *
- * Memory comes from calloc, so that arenas are zeroed and the sanitizers see their ends. Nothing here
- * prints but base_fail, and nothing here ends the process but base_fail.
+ * Memory comes from calloc, so that arenas are zeroed and the sanitizers see their ends. Nothing
+ * here prints but base_fail, and nothing here ends the process but base_fail.
  */
 #include "base.h"
 
@@ -256,7 +256,8 @@ static void sync_directory_of(const char *path) {
     close(fd);
 }
 
-/* A new file beside path; the number is for threads of one process and for leftovers of a killed one. */
+/* A new file beside path; the number is for threads of one process and for leftovers of a killed
+ * one. */
 static int open_temporary(const char *path, char temporary[PATH_MAX]) {
     for (int i = 0; i < TEMP_NAMES_MAX; i++) {
         int n = snprintf(temporary, PATH_MAX, "%s.%ld-%d.tmp", path, (long)getpid(), i);
@@ -306,15 +307,15 @@ bool file_write(const char *path, const void *data, size_t bytes) {
 
 /* ---- where our own files are ---- */
 
-static bool is_directory(const char *format, const char *in) {
+static bool has_directory(const char *in, const char *name) {
     char path[PATH_MAX];
     struct stat st;
-    int n = snprintf(path, sizeof path, "%s/%s", in, format);
+    int n = snprintf(path, sizeof path, "%s/%s", in, name);
     return n < PATH_MAX && stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
 static bool is_home(const char *directory) {
-    return is_directory("templates", directory) && is_directory("specs", directory);
+    return has_directory(directory, "templates") && has_directory(directory, "specs");
 }
 
 static char home_found[PATH_MAX];
@@ -346,7 +347,8 @@ const char *base_home(void) {
     }
     pthread_once(&once, home_search);
     if (!*home_found)
-        base_fail("cannot find the folders templates and specs near this program; set JLLM_HOME to where they are");
+        base_fail("cannot find the folders templates and specs near this program; set JLLM_HOME to "
+                  "where they are");
     return home_found;
 }
 

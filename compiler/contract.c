@@ -272,15 +272,18 @@ static int api_rope_table(lua_State *L) {
     return 1;
 }
 
+static uint64_t cache_piece_bytes(const struct program *p, const char *kv) {
+    uint64_t item = !strcmp(kv, "f16") ? 2 : 4;
+    return u64_round_up((uint64_t)p->ctx_max * p->model->n_head_kv * p->model->head_dim * item, PLAN_ARENA_ALIGN);
+}
+
 static int api_cache(lua_State *L) {
     struct lowering *lo = lowering_of(L);
     const char *which = luaL_checkstring(L, 1);
     bool v = !strcmp(which, "v");
     if (!v && strcmp(which, "k")) luaL_error(L, "cache: 'k' or 'v'");
     if (lo->op->layer == UINT32_MAX) luaL_error(L, "cache: the op is in no layer");
-    const struct model *m = lo->p->model;
-    uint64_t one = u64_round_up((uint64_t)lo->p->ctx_max * m->n_head_kv * m->head_dim * (!strcmp(lo->kv, "f16") ? 2 : 4),
-                                PLAN_ARENA_ALIGN);
+    uint64_t one = cache_piece_bytes(lo->p, lo->kv);
     lua_createtable(L, 0, 2);
     set_integer(L, "_cache", (2u * lo->op->layer + v) * one);
     set_integer(L, "bytes", one);
@@ -587,29 +590,43 @@ static uint32_t largest_bucket(const struct graph *g) {
     return n;
 }
 
-bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g,
-                    struct arena *a, struct diag *d) {
-    *p = (struct program){.model = m, .spec = s, .graph = g, .n_phases = g->n_phases};
-    p->phases = arena_array(a, g->n_phases, sizeof *p->phases);
-    uint64_t ctx = (uint64_t)spec_get(s, "memory.ctx_max")->integer;
-    p->ctx_max = (uint32_t)(m->ctx_train && m->ctx_train < ctx ? m->ctx_train : ctx);
-    struct lowering lo = {.p = p, .a = a, .d = d, .kv = spec_get(s, "memory.kv")->string, .rope_piece = -1,
-                          .max_tokens = largest_bucket(g)};
-    lo.dir = arena_printf(a, "%s/templates/%s", base_home(), spec_get(s, "target.device")->string);
-    p->cache_bytes = 2 * (uint64_t)m->n_layer *
-                     u64_round_up((uint64_t)p->ctx_max * m->n_head_kv * m->head_dim * (!strcmp(lo.kv, "f16") ? 2 : 4),
-                                  PLAN_ARENA_ALIGN);
-    lo.lua = state_new(&lo);
-    lua_pushcfunction(lo.lua, lower_graph);
-    unsigned before = d->errors;
-    bool ok = lua_pcall(lo.lua, 0, 0, 0) == LUA_OK;
-    if (!ok && d->errors == before)
-        diag_error(d, "contract", NULL, "%s", lua_tostring(lo.lua, -1));
-    lua_close(lo.lua);
+/* Run the contract over the graph's phases (none: only its declarations and the spec's entries are checked). */
+static bool contract_run(struct lowering *lo) {
+    lo->dir = arena_printf(lo->a, "%s/templates/%s", base_home(), spec_get(lo->p->spec, "target.device")->string);
+    lo->lua = state_new(lo);
+    lua_pushcfunction(lo->lua, lower_graph);
+    unsigned before = lo->d->errors;
+    bool ok = lua_pcall(lo->lua, 0, 0, 0) == LUA_OK;
+    if (!ok && lo->d->errors == before) diag_error(lo->d, "contract", NULL, "%s", lua_tostring(lo->lua, -1));
+    lua_close(lo->lua);
+    return ok;
+}
+
+bool contract_check(const struct spec *s, struct arena *a, struct diag *d) {
+    struct graph none = {0};
+    struct program p = {.spec = s, .graph = &none};
+    struct lowering lo = {.p = &p, .a = a, .d = d};
+    return contract_run(&lo);
+}
+
+static void place_pieces(struct program *p) {
     uint64_t offset = 0;
     for (unsigned i = 0; i < p->n_pieces; i++) {   /* in the order of first use, which is the order of reading */
         p->pieces[i].offset = offset;
         offset += u64_round_up(p->pieces[i].bytes, PLAN_WEIGHT_ALIGN);
     }
+}
+
+bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g,
+                    struct arena *a, struct diag *d) {
+    uint64_t ctx = (uint64_t)spec_get(s, "memory.ctx_max")->integer;
+    *p = (struct program){.model = m, .spec = s, .graph = g, .n_phases = g->n_phases};
+    p->phases = arena_array(a, g->n_phases, sizeof *p->phases);
+    p->ctx_max = (uint32_t)(m->ctx_train && m->ctx_train < ctx ? m->ctx_train : ctx);
+    struct lowering lo = {.p = p, .a = a, .d = d, .kv = spec_get(s, "memory.kv")->string, .rope_piece = -1,
+                          .max_tokens = largest_bucket(g)};
+    p->cache_bytes = 2 * (uint64_t)m->n_layer * cache_piece_bytes(p, lo.kv);
+    bool ok = contract_run(&lo);
+    if (ok) place_pieces(p);
     return ok;
 }

@@ -121,6 +121,8 @@ struct program {
 
 /* Load the contract of spec's device, lower every op of the graph, choose parameters, write kernel sources. */
 bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, struct arena *a, struct diag *d);
+/* Check the spec's kernel and shape entries against what the contract declares. */
+bool contract_check(const struct spec *s, struct arena *a, struct diag *d);
 const struct key_field *kernel_key(const struct kernel *k, const char *name);  /* NULL: none */
 int64_t kernel_key_integer(const struct kernel *k, const char *name, int64_t otherwise);
 /* Index of the argument called name in the kernel's template, or -1. */

@@ -13,8 +13,9 @@ static uint64_t cost_add(uint64_t a, uint64_t b) {
 }
 
 /* A pass over n tokens leaves L - n, or nothing when it is not full; so along the table every pass but
- * the last is full. Costs of the last PLAN_TOKENS_MAX lengths are all that the next one looks at. */
-void cover_build(const uint32_t *n_tokens, const uint64_t *cost, unsigned n, uint32_t max, uint16_t *first) {
+ * the last is full, and only the last is cheaper by its missing tokens. Costs of the last PLAN_TOKENS_MAX lengths are all that the next one looks at. */
+void cover_build(const uint32_t *n_tokens, const uint64_t *cost, const uint64_t *token_cost, unsigned n, uint32_t max,
+                 uint16_t *first) {
     enum { RING = PLAN_TOKENS_MAX + 1 };
     uint64_t best[RING];
     assert(n > 0 && n <= PLAN_BUCKETS_MAX + 1);
@@ -27,7 +28,9 @@ void cover_build(const uint32_t *n_tokens, const uint64_t *cost, unsigned n, uin
         unsigned taken = 0;
         for (unsigned i = 0; i < n; i++) {
             uint32_t left = length > n_tokens[i] ? length - n_tokens[i] : 0;
-            uint64_t total = cost_add(cost[i], best[left % RING]);
+            uint64_t missing = length < n_tokens[i] ? n_tokens[i] - length : 0, saved;
+            if (!u64_mul(missing, token_cost[i], &saved) || saved > cost[i]) saved = cost[i];
+            uint64_t total = cost_add(cost[i] - saved, best[left % RING]);
             if (total <= least) {
                 least = total;
                 taken = i;

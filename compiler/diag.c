@@ -1,7 +1,7 @@
 /* Diagnostics: one line each, safe to print whatever the input held.
  *
- * A line is built whole, cleaned of control bytes, and written by one call, so that threads do not mix
- * theirs. Cleaning twice changes nothing: quoted words can be parts of formatted text.
+ * A line is built whole, cleaned of control bytes, and written by one call, so that threads do not
+ * mix theirs. Cleaning twice changes nothing: quoted words can be parts of formatted text.
  */
 #include "diag.h"
 
@@ -13,8 +13,9 @@ enum { SHOWN_MAX = 20, QUOTE_MAX = 100, QUOTE_RING = 8, SOURCE_MAX = 100, WORD_M
 
 /* Control characters beyond ASCII: C1, and the marks that reorder text on a terminal. */
 static bool is_hidden(uint32_t c) {
-    return (c >= 0x80 && c < 0xa0) || c == 0xad || (c >= 0x200b && c <= 0x200f) || (c >= 0x2028 && c <= 0x202e) ||
-           (c >= 0x2060 && c <= 0x206f) || c == 0xfeff || (c >= 0xfff9 && c <= 0xfffb);
+    return (c >= 0x80 && c < 0xa0) || c == 0xad || (c >= 0x200b && c <= 0x200f) ||
+           (c >= 0x2028 && c <= 0x202e) || (c >= 0x2060 && c <= 0x206f) || c == 0xfeff ||
+           (c >= 0xfff9 && c <= 0xfffb);
 }
 
 /* Bytes of the printable UTF-8 character at p, 0 when its first byte must be escaped. */
@@ -32,7 +33,8 @@ static size_t printable_bytes(const uint8_t *p, size_t left) {
     return bad ? 0 : n;
 }
 
-/* Append the piece of text at p, escaped where need be; *used: bytes taken. Returns characters shown. */
+/* Append the piece of text at p, escaped where need be; *used: bytes taken. Returns characters
+ * shown. */
 static size_t clean_one(struct buffer *b, const uint8_t *p, size_t left, size_t *used) {
     size_t n = printable_bytes(p, left);
     *used = n ? n : 1;
@@ -60,8 +62,8 @@ static void put_line(struct diag *d, struct buffer *b) {
     buffer_free(b);
 }
 
-static void report(struct diag *d, const char *severity, const char *code, const char *place, const char *format,
-                   va_list args) {
+static void report(struct diag *d, const char *severity, const char *code, const char *place,
+                   const char *format, va_list args) {
     struct buffer b = { 0 };
     buffer_printf(&b, "%s: ", severity);
     if (place) {
@@ -109,12 +111,14 @@ void diag_note(struct diag *d, const char *format, ...) {
 void diag_caret(struct diag *d, const char *line, size_t line_bytes, unsigned column) {
     if (is_silent(d)) return;
     struct buffer text = { 0 };
-    size_t mark = column ? column - 1 : 0, first = mark > SOURCE_MAX / 2 ? mark - SOURCE_MAX / 2 : 0;
+    size_t mark = column ? column - 1 : 0,
+           first = mark > SOURCE_MAX / 2 ? mark - SOURCE_MAX / 2 : 0;
     size_t shown = 0, caret = 0;
     buffer_printf(&text, "    ");
     for (size_t i = first, used; i < line_bytes && shown < SOURCE_MAX; i += used) {
         const uint8_t *p = (const uint8_t *)line + i;
-        shown += clean_one(&text, *p == '\t' ? (const uint8_t *)" " : p, *p == '\t' ? 1 : line_bytes - i, &used);
+        shown += clean_one(&text, *p == '\t' ? (const uint8_t *)" " : p,
+                           *p == '\t' ? 1 : line_bytes - i, &used);
         if (i + used <= mark) caret = shown;
     }
     put_line(d, &text);
@@ -145,7 +149,8 @@ static unsigned edit_distance(const char *a, size_t n, const char *b, size_t m) 
         for (size_t j = 1; j <= m; j++) {
             int x = tolower((unsigned char)a[i - 1]), y = tolower((unsigned char)b[j - 1]);
             row[j] = least(above[j - 1] + (x != y), least(above[j], row[j - 1]) + 1);
-            if (i > 1 && j > 1 && x == tolower((unsigned char)b[j - 2]) && y == tolower((unsigned char)a[i - 2]))
+            if (i > 1 && j > 1 && x == tolower((unsigned char)b[j - 2]) &&
+                y == tolower((unsigned char)a[i - 2]))
                 row[j] = least(row[j], above2[j - 2] + 1);
         }
     }

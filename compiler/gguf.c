@@ -5,10 +5,10 @@
  *   n_tensors times: string name, u32 n_dims, u64 dims[n_dims], u32 type, u64 offset
  *   padding to general.alignment, then the data that offsets count from
  *
- * The file is hostile until proven otherwise. A count is compared with what the bytes left can hold before
- * anything is allocated for it, sizes are compared by subtraction, and nothing recurses. A file that passes
- * has all its tensors inside itself, apart from each other, with a known type and whole blocks in each row.
- * Whether they make a model is model.c's question.
+ * The file is hostile until proven otherwise. A count is compared with what the bytes left can hold
+ * before anything is allocated for it, sizes are compared by subtraction, and nothing recurses. A
+ * file that passes has all its tensors inside itself, apart from each other, with a known type and
+ * whole blocks in each row. Whether they make a model is model.c's question.
  */
 #include "gguf.h"
 #include "quant.h"
@@ -63,7 +63,8 @@ static bool fail_truncated(struct reader *r, uint64_t more, const char *what) {
     uint64_t needed;
     if (!u64_add(r->at, more, &needed)) needed = UINT64_MAX;
     diag_error(r->d, "gguf-truncated", gguf_place(r->g, r->at),
-               "the file ends inside %s: it has %" PRIu64 " bytes, and at least %" PRIu64 " are needed",
+               "the file ends inside %s: it has %" PRIu64 " bytes, and at least %" PRIu64
+               " are needed",
                what, r->bytes, needed);
     return false;
 }
@@ -76,7 +77,7 @@ static bool read_uint(struct reader *r, unsigned n, uint64_t *out, const char *w
 }
 
 static bool read_u32(struct reader *r, uint32_t *out, const char *what) {
-    uint64_t v;
+    uint64_t v = 0;
     if (!read_uint(r, 4, &v, what)) return false;
     *out = (uint32_t)v;
     return true;
@@ -93,29 +94,37 @@ static bool read_string(struct reader *r, struct gguf_string *s, const char *wha
 /* A key or name: printable in a message, comparable as a C string, of sane length. */
 static bool read_name(struct reader *r, const char **out, uint64_t bytes_max, const char *what) {
     uint64_t start = r->at;
-    struct gguf_string s;
+    struct gguf_string s = { 0 };
     if (!read_string(r, &s, what)) return false;
-    const char *wrong = !s.bytes ? "is empty" : memchr(s.p, 0, s.bytes) ? "has a zero byte in it" : NULL;
+    const char *wrong = !s.bytes                  ? "is empty"
+                        : memchr(s.p, 0, s.bytes) ? "has a zero byte in it"
+                                                  : NULL;
     if (!wrong && s.bytes > bytes_max) wrong = "is too long";
     if (wrong) {
-        diag_error(r->d, "gguf-name", gguf_place(r->g, start), "%s '%s' %s (%" PRIu64 " bytes; 1 to %" PRIu64
-                   " are taken)", what, diag_quote(s.p, s.bytes), wrong, s.bytes, bytes_max);
+        diag_error(r->d, "gguf-name", gguf_place(r->g, start),
+                   "%s '%s' %s (%" PRIu64 " bytes; 1 to %" PRIu64 " are taken)", what,
+                   diag_quote(s.p, s.bytes), wrong, s.bytes, bytes_max);
         return false;
     }
     *out = arena_copy(r->a, s.p, s.bytes);
     return true;
 }
 
-static bool check_count(struct reader *r, uint64_t n, uint64_t least_bytes, uint64_t n_max, const char *what) {
+static bool check_count(struct reader *r, uint64_t n, uint64_t least_bytes, uint64_t n_max,
+                        const char *what) {
     if (n > bytes_left(r) / least_bytes) {
         uint64_t needed;
-        if (!u64_mul(n, least_bytes, &needed) || !u64_add(needed, r->at, &needed)) needed = UINT64_MAX;
-        diag_error(r->d, "gguf-truncated", r->g->path, "the header promises %" PRIu64 " %s, for which at least %"
-                   PRIu64 " bytes are needed; the file has %" PRIu64, n, what, needed, r->bytes);
+        if (!u64_mul(n, least_bytes, &needed) || !u64_add(needed, r->at, &needed))
+            needed = UINT64_MAX;
+        diag_error(r->d, "gguf-truncated", r->g->path,
+                   "the header promises %" PRIu64 " %s, for which at least %" PRIu64
+                   " bytes are needed; the file has %" PRIu64,
+                   n, what, needed, r->bytes);
         return false;
     }
     if (n > n_max) {
-        diag_error(r->d, "gguf-count", r->g->path, "%" PRIu64 " %s; at most %" PRIu64 " are taken", n, what, n_max);
+        diag_error(r->d, "gguf-count", r->g->path, "%" PRIu64 " %s; at most %" PRIu64 " are taken",
+                   n, what, n_max);
         return false;
     }
     return true;
@@ -125,9 +134,11 @@ static bool check_count(struct reader *r, uint64_t n, uint64_t least_bytes, uint
 
 static bool starts(const struct reader *r, const char *text) {
     uint64_t i = 0;
-    while (i < r->bytes && (r->data[i] <= ' ' || r->data[i] >= 0x80)) i++;   /* blanks, byte order mark */
+    while (i < r->bytes && (r->data[i] <= ' ' || r->data[i] >= 0x80))
+        i++; /* blanks, byte order mark */
     for (; *text; i++, text++)
-        if (i >= r->bytes || ((r->data[i] ^ *text) & (r->data[i] >= 'A' ? 0xdf : 0xff))) return false;
+        if (i >= r->bytes || ((r->data[i] ^ *text) & (r->data[i] >= 'A' ? 0xdf : 0xff)))
+            return false;
     return true;
 }
 
@@ -135,23 +146,31 @@ static bool fail_magic(struct reader *r) {
     struct diag *d = r->d;
     const char *what = NULL;
     if (starts(r, "<!doctype") || starts(r, "<html") || starts(r, "<?xml") || starts(r, "<head"))
-        what = "this is not a model but a web page; download again, from the link to the file itself";
+        what =
+            "this is not a model but a web page; download again, from the link to the file itself";
     if (starts(r, "version https://git-lfs"))
-        what = "this is not a model but a Git-LFS pointer to one; download again with 'git lfs pull'";
-    if (what) diag_error(d, "gguf-text", r->g->path, "%s (the file has %" PRIu64 " bytes)", what, r->bytes);
+        what =
+            "this is not a model but a Git-LFS pointer to one; download again with 'git lfs pull'";
+    if (what)
+        diag_error(d, "gguf-text", r->g->path, "%s (the file has %" PRIu64 " bytes)", what,
+                   r->bytes);
     else if (r->bytes >= 4 && memcmp(r->data, "FUGG", 4) == 0)
-        diag_error(d, "gguf-endian", r->g->path, "the file is in the other byte order (big-endian), which is not taken");
+        diag_error(d, "gguf-endian", r->g->path,
+                   "the file is in the other byte order (big-endian), which is not taken");
     else
-        diag_error(d, "gguf-magic", r->g->path, "this is not a GGUF model: it begins with '%s', not 'GGUF'; download again",
+        diag_error(d, "gguf-magic", r->g->path,
+                   "this is not a GGUF model: it begins with '%s', not 'GGUF'; download again",
                    diag_quote((const char *)r->data, r->bytes < 8 ? r->bytes : 8));
     return false;
 }
 
 static bool fail_version(struct reader *r, uint32_t version) {
     if (version && !(version & 0xffff))
-        diag_error(r->d, "gguf-endian", gguf_place(r->g, 4), "the file is in the other byte order (big-endian), which is not taken");
+        diag_error(r->d, "gguf-endian", gguf_place(r->g, 4),
+                   "the file is in the other byte order (big-endian), which is not taken");
     else
-        diag_error(r->d, "gguf-version", gguf_place(r->g, 4), "GGUF version %u not supported; 2 and 3 are", (unsigned)version);
+        diag_error(r->d, "gguf-version", gguf_place(r->g, 4),
+                   "GGUF version %u not supported; 2 and 3 are", (unsigned)version);
     return false;
 }
 
@@ -159,7 +178,8 @@ static bool read_header(struct reader *r) {
     struct gguf *g = r->g;
     uint64_t magic = r->bytes < 4 ? r->bytes : 4;
     if (!r->bytes) {
-        diag_error(r->d, "gguf-truncated", g->path, "the file is empty (0 bytes; a header needs %d); download again", HEADER_BYTES);
+        diag_error(r->d, "gguf-truncated", g->path,
+                   "the file is empty (0 bytes; a header needs %d); download again", HEADER_BYTES);
         return false;
     }
     if (memcmp(r->data, "GGUF", magic) != 0) return fail_magic(r);
@@ -176,13 +196,15 @@ static bool read_header(struct reader *r) {
 
 /* ---- keys and values ---- */
 
-static bool fail_kv(struct reader *r, const struct gguf_kv *kv, const char *code, const char *text) {
-    diag_error(r->d, code, gguf_place(r->g, kv->offset), "key '%s': %s", diag_quote(kv->key, strlen(kv->key)), text);
+static bool fail_kv(struct reader *r, const struct gguf_kv *kv, const char *code,
+                    const char *text) {
+    diag_error(r->d, code, gguf_place(r->g, kv->offset), "key '%s': %s",
+               diag_quote(kv->key, strlen(kv->key)), text);
     return false;
 }
 
 static bool read_type(struct reader *r, const struct gguf_kv *kv, enum gguf_type *out) {
-    uint32_t type;
+    uint32_t type = 0;
     if (!read_u32(r, &type, "the type of a value")) return false;
     *out = (enum gguf_type)type;
     if (type < GGUF_TYPE_COUNT) return true;
@@ -210,7 +232,7 @@ static bool read_items(struct reader *r, struct gguf_kv *kv) {
     if (size) r->at += kv->count * size;
     else
         for (uint64_t i = 0; i < kv->count; i++) {
-            struct gguf_string s;
+            struct gguf_string s = { 0 };
             if (!read_string(r, &s, "a string")) return false;
         }
     kv->data_bytes = r->at - start;
@@ -225,7 +247,8 @@ static bool read_kv(struct reader *r, struct gguf_kv *kv) {
     kv->count = 1;
     if (kv->type == GGUF_ARRAY) {
         if (!read_type(r, kv, &kv->item_type)) return false;
-        if (kv->item_type == GGUF_ARRAY) return fail_kv(r, kv, "gguf-nested", "arrays of arrays are not taken");
+        if (kv->item_type == GGUF_ARRAY)
+            return fail_kv(r, kv, "gguf-nested", "arrays of arrays are not taken");
         if (!read_uint(r, 8, &kv->count, "the length of an array")) return false;
     }
     kv->offset = r->at;
@@ -233,25 +256,31 @@ static bool read_kv(struct reader *r, struct gguf_kv *kv) {
 }
 
 static int compare_names(const void *a, const void *b) {
-    const char *const *x = *(const char *const *const *)a, *const *y = *(const char *const *const *)b;
+    const char *const *x = *(const char *const *const *)a, *const *y =
+                                                               *(const char *const *const *)b;
     int order = strcmp(*x, *y);
     return order ? order : (x > y) - (x < y);
 }
 
-/* Names of n records of `stride` bytes, each record beginning with its name; false: some occur twice. */
-static bool check_unique(struct reader *r, const void *records, uint64_t n, size_t stride, const char *what) {
+/* Names of n records of `stride` bytes, each record beginning with its name; false: some occur
+ * twice. */
+static bool check_unique(struct reader *r, const void *records, uint64_t n, size_t stride,
+                         const char *what) {
     const char *const **names = arena_array(r->a, n, sizeof *names);
-    for (uint64_t i = 0; i < n; i++) names[i] = (const void *)((const uint8_t *)records + i * stride);
+    for (uint64_t i = 0; i < n; i++)
+        names[i] = (const void *)((const uint8_t *)records + i * stride);
     if (n) qsort(names, n, sizeof *names, compare_names);
     bool ok = true;
     for (uint64_t i = 1; i < n; i++) {
         if (strcmp(*names[i - 1], *names[i]) != 0) continue;
-        diag_error(r->d, "gguf-duplicate", r->g->path, "%s '%s' occurs twice", what, diag_quote(*names[i], strlen(*names[i])));
+        diag_error(r->d, "gguf-duplicate", r->g->path, "%s '%s' occurs twice", what,
+                   diag_quote(*names[i], strlen(*names[i])));
         ok = false;
     }
     return ok;
 }
-_Static_assert(offsetof(struct gguf_kv, key) == 0 && offsetof(struct gguf_tensor, name) == 0, "for check_unique");
+_Static_assert(offsetof(struct gguf_kv, key) == 0 && offsetof(struct gguf_tensor, name) == 0,
+               "for check_unique");
 
 static bool read_kvs(struct reader *r) {
     struct gguf *g = r->g;
@@ -267,20 +296,24 @@ static bool read_alignment(struct reader *r) {
     if (r->d->errors != before) return false;
     r->g->alignment = n;
     if (n >= ALIGNMENT_LEAST && n <= ALIGNMENT_MAX && !(n & (n - 1))) return true;
-    diag_error(r->d, "gguf-alignment", gguf_place(r->g, gguf_find(r->g, "general.alignment")->offset),
-               "key 'general.alignment' is %" PRIu64 ", not a power of two from %d to %d", n, ALIGNMENT_LEAST, ALIGNMENT_MAX);
+    diag_error(r->d, "gguf-alignment",
+               gguf_place(r->g, gguf_find(r->g, "general.alignment")->offset),
+               "key 'general.alignment' is %" PRIu64 ", not a power of two from %d to %d", n,
+               ALIGNMENT_LEAST, ALIGNMENT_MAX);
     return false;
 }
 
 /* ---- tensors ---- */
 
-static void fail_tensor(struct reader *r, const struct gguf_tensor *t, const char *code, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
-static void fail_tensor(struct reader *r, const struct gguf_tensor *t, const char *code, const char *format, ...) {
+static void fail_tensor(struct reader *r, const struct gguf_tensor *t, const char *code,
+                        const char *format, ...) __attribute__((format(printf, 4, 5)));
+static void fail_tensor(struct reader *r, const struct gguf_tensor *t, const char *code,
+                        const char *format, ...) {
     char dims[100] = "", text[400];
     size_t used = 0;
     for (uint32_t i = 0; i < t->n_dims && i < COUNT(t->dims); i++)
-        used += (size_t)snprintf(dims + used, sizeof dims - used, "%s%" PRId64, i ? ", " : "", (int64_t)t->dims[i]);
+        used += (size_t)snprintf(dims + used, sizeof dims - used, "%s%" PRId64, i ? ", " : "",
+                                 (int64_t)t->dims[i]);
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -289,7 +322,8 @@ static void fail_tensor(struct reader *r, const struct gguf_tensor *t, const cha
                diag_quote(t->name, strlen(t->name)), dims, text);
 }
 
-/* Element count, within an int64 as everything that made the file counts; false: no such tensor can be. */
+/* Element count, within an int64 as everything that made the file counts; false: no such tensor can
+ * be. */
 static bool count_elems(const struct gguf_tensor *t, uint64_t *elems) {
     *elems = 1;
     for (size_t i = 0; i < COUNT(t->dims); i++)
@@ -303,9 +337,11 @@ static void check_tensor(struct reader *r, struct gguf_tensor *t) {
     if (!quant_block(t->type, &block_elems, &block_bytes))
         fail_tensor(r, t, "tensor-type", "%s", quant_type_name(t->type));
     else if (!count_elems(t, &elems))
-        fail_tensor(r, t, "tensor-dims", "dimensions must be positive, and their product below 2^63");
+        fail_tensor(r, t, "tensor-dims",
+                    "dimensions must be positive, and their product below 2^63");
     else if (t->dims[0] % block_elems)
-        fail_tensor(r, t, "tensor-row", "row length %" PRIu64 " is not a multiple of %u, the block of %s", t->dims[0],
+        fail_tensor(r, t, "tensor-row",
+                    "row length %" PRIu64 " is not a multiple of %u, the block of %s", t->dims[0],
                     (unsigned)block_elems, quant_type_name(t->type));
     else if (!u64_mul(elems / block_elems, block_bytes, &t->bytes))
         fail_tensor(r, t, "tensor-dims", "its size in bytes does not fit 64 bits");
@@ -316,7 +352,8 @@ static bool read_tensor(struct reader *r, struct gguf_tensor *t) {
     if (!read_name(r, &t->name, NAME_MAX_BYTES, "tensor name")) return false;
     if (!read_u32(r, &t->n_dims, "a tensor's description")) return false;
     if (t->n_dims < 1 || t->n_dims > COUNT(t->dims)) {
-        diag_error(r->d, "tensor-dims", gguf_place(r->g, t->info_offset), "tensor '%s' has %u dimensions, not 1 to 4",
+        diag_error(r->d, "tensor-dims", gguf_place(r->g, t->info_offset),
+                   "tensor '%s' has %u dimensions, not 1 to 4",
                    diag_quote(t->name, strlen(t->name)), (unsigned)t->n_dims);
         return false;   /* where the next one begins is anyone's guess */
     }
@@ -331,21 +368,26 @@ static bool read_tensor(struct reader *r, struct gguf_tensor *t) {
 }
 
 static int compare_offsets(const void *a, const void *b) {
-    const struct gguf_tensor *x = *(struct gguf_tensor *const *)a, *y = *(struct gguf_tensor *const *)b;
+    const struct gguf_tensor *x = *(struct gguf_tensor *const *)a,
+                             *y = *(struct gguf_tensor *const *)b;
     if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
     return (x > y) - (x < y);
 }
 
-/* One diagnostic for all tensors outside, which a cut file has many of: the first, and the size that holds the last. */
+/* One diagnostic for all tensors outside, which a cut file has many of: the first, and the size
+ * that holds the last. */
 static void check_inside(struct reader *r, struct gguf_tensor *const *sorted, uint64_t n) {
-    uint64_t room = r->bytes > r->g->data_offset ? r->bytes - r->g->data_offset : 0, outside = 0, needed = 0;
+    uint64_t room = r->bytes > r->g->data_offset ? r->bytes - r->g->data_offset : 0, outside = 0,
+             needed = 0;
     const struct gguf_tensor *first = NULL;
     for (uint64_t i = 0; i < n; i++) {
         const struct gguf_tensor *t = sorted[i];
         if (t->offset <= room && t->bytes <= room - t->offset) continue;
         uint64_t end;
         if (!u64_add(t->offset, t->bytes, &end) || !u64_add(end, r->g->data_offset, &end)) {
-            fail_tensor(r, t, "tensor-offset", "offset %" PRIu64 " and size %" PRIu64 " do not fit 64 bits", t->offset, t->bytes);
+            fail_tensor(r, t, "tensor-offset",
+                        "offset %" PRIu64 " and size %" PRIu64 " do not fit 64 bits", t->offset,
+                        t->bytes);
             continue;
         }
         if (!first) first = t;
@@ -353,8 +395,10 @@ static void check_inside(struct reader *r, struct gguf_tensor *const *sorted, ui
         outside++;
     }
     if (!first) return;
-    fail_tensor(r, first, "gguf-truncated", "its %" PRIu64 " bytes at offset %" PRIu64 " lie outside the file, which has %" PRIu64
-                " bytes; %" PRIu64 " are needed", first->bytes, first->offset, r->bytes, needed);
+    fail_tensor(r, first, "gguf-truncated",
+                "its %" PRIu64 " bytes at offset %" PRIu64
+                " lie outside the file, which has %" PRIu64 " bytes; %" PRIu64 " are needed",
+                first->bytes, first->offset, r->bytes, needed);
     if (outside > 1) diag_note(r->d, "it is the first of %" PRIu64 " tensors outside", outside);
     diag_note(r->d, "the download was probably cut short; get the file again");
 }
@@ -365,25 +409,30 @@ static void check_apart(struct reader *r, struct gguf_tensor *const *sorted, uin
     for (uint64_t i = 0; i < n; i++) {
         const struct gguf_tensor *t = sorted[i];
         if (far && t->offset - far->offset < far->bytes)
-            fail_tensor(r, t, "tensor-overlap", "shares bytes with tensor '%s'", diag_quote(far->name, strlen(far->name)));
-        if (!far || far->bytes <= t->offset - far->offset || t->bytes > far->bytes - (t->offset - far->offset)) far = t;
+            fail_tensor(r, t, "tensor-overlap", "shares bytes with tensor '%s'",
+                        diag_quote(far->name, strlen(far->name)));
+        if (!far || far->bytes <= t->offset - far->offset ||
+            t->bytes > far->bytes - (t->offset - far->offset))
+            far = t;
     }
 }
 
 static bool place_tensors(struct reader *r) {
     struct gguf *g = r->g;
     struct gguf_tensor **sorted = arena_array(r->a, g->n_tensors, sizeof *sorted);
+    unsigned before = r->d->errors, before_inside;
     for (uint64_t i = 0; i < g->n_tensors; i++) {
         sorted[i] = &g->tensors[i];
         if (sorted[i]->offset % g->alignment)
-            fail_tensor(r, sorted[i], "tensor-offset", "offset %" PRIu64 " is not a multiple of the alignment %" PRIu64,
+            fail_tensor(r, sorted[i], "tensor-offset",
+                        "offset %" PRIu64 " is not a multiple of the alignment %" PRIu64,
                         sorted[i]->offset, g->alignment);
     }
     if (g->n_tensors) qsort(sorted, g->n_tensors, sizeof *sorted, compare_offsets);
-    unsigned before = r->d->errors;
+    before_inside = r->d->errors;
     check_inside(r, sorted, g->n_tensors);
-    if (r->d->errors == before) check_apart(r, sorted, g->n_tensors);
-    if (r->d->errors) return false;
+    if (r->d->errors == before_inside) check_apart(r, sorted, g->n_tensors);
+    if (r->d->errors != before) return false;
     for (uint64_t i = 0; i < g->n_tensors; i++) {
         g->tensors[i].offset += g->data_offset;
         g->tensors[i].data = r->data + g->tensors[i].offset;
@@ -403,7 +452,8 @@ static bool read_tensors(struct reader *r) {
     return place_tensors(r);
 }
 
-bool gguf_parse(struct gguf *g, const char *path, const uint8_t *data, uint64_t bytes, struct arena *a, struct diag *d) {
+bool gguf_parse(struct gguf *g, const char *path, const uint8_t *data, uint64_t bytes,
+                struct arena *a, struct diag *d) {
     *g = (struct gguf){ .path = path };
     struct reader r = { .g = g, .a = a, .d = d, .data = data, .bytes = bytes };
     return read_header(&r) && read_kvs(&r) && read_alignment(&r) && read_tensors(&r);
@@ -444,22 +494,28 @@ const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *nam
     return NULL;
 }
 
-static bool is_unsigned(enum gguf_type t) { return t == GGUF_U8 || t == GGUF_U16 || t == GGUF_U32 || t == GGUF_U64; }
-static bool is_signed(enum gguf_type t) { return t == GGUF_I8 || t == GGUF_I16 || t == GGUF_I32 || t == GGUF_I64; }
+static bool is_unsigned(enum gguf_type t) {
+    return t == GGUF_U8 || t == GGUF_U16 || t == GGUF_U32 || t == GGUF_U64;
+}
+static bool is_signed(enum gguf_type t) {
+    return t == GGUF_I8 || t == GGUF_I16 || t == GGUF_I32 || t == GGUF_I64;
+}
 static bool is_integer(enum gguf_type t) { return is_unsigned(t) || is_signed(t); }
 static bool is_float(enum gguf_type t) { return t == GGUF_F32 || t == GGUF_F64; }
 static bool is_bool(enum gguf_type t) { return t == GGUF_BOOL; }
 static bool is_string(enum gguf_type t) { return t == GGUF_STRING; }
 
-/* The key's value when it is there and fits; NULL otherwise, with a diagnostic when it does not fit. */
-static const struct gguf_kv *find_as(const struct gguf *g, const char *key, bool (*fits)(enum gguf_type),
-                                     const char *wanted, bool *found, struct diag *d) {
+/* The key's value when it is there and fits; NULL otherwise, with a diagnostic when it does not
+ * fit. */
+static const struct gguf_kv *find_as(const struct gguf *g, const char *key,
+                                     bool (*fits)(enum gguf_type), const char *wanted, bool *found,
+                                     struct diag *d) {
     const struct gguf_kv *kv = gguf_find(g, key);
     if (found) *found = kv != NULL;
     if (!kv || fits(kv->type)) return kv;
     const char *array = kv->type == GGUF_ARRAY ? "array of " : "";
-    diag_error(d, "key-type", gguf_place(g, kv->offset), "key '%s' is of type %s%s; expected %s", key, array,
-               type_names[kv->item_type], wanted);
+    diag_error(d, "key-type", gguf_place(g, kv->offset), "key '%s' is of type %s%s; expected %s",
+               key, array, type_names[kv->item_type], wanted);
     return NULL;
 }
 
@@ -483,16 +539,19 @@ double gguf_item_f64(const struct gguf_kv *kv, uint64_t i) {
     return f;
 }
 
-uint64_t gguf_u64(const struct gguf *g, const char *key, uint64_t otherwise, bool *found, struct diag *d) {
+uint64_t gguf_u64(const struct gguf *g, const char *key, uint64_t otherwise, bool *found,
+                  struct diag *d) {
     const struct gguf_kv *kv = find_as(g, key, is_integer, "an integer", found, d);
     if (!kv) return otherwise;
     uint64_t v = gguf_item_u64(kv, 0);
     if (!is_signed(kv->type) || v <= INT64_MAX) return v;
-    diag_error(d, "key-value", gguf_place(g, kv->offset), "key '%s' is %" PRId64 ", which is negative", key, (int64_t)v);
+    diag_error(d, "key-value", gguf_place(g, kv->offset),
+               "key '%s' is %" PRId64 ", which is negative", key, (int64_t)v);
     return otherwise;
 }
 
-double gguf_f64(const struct gguf *g, const char *key, double otherwise, bool *found, struct diag *d) {
+double gguf_f64(const struct gguf *g, const char *key, double otherwise, bool *found,
+                struct diag *d) {
     const struct gguf_kv *kv = find_as(g, key, is_float, "a floating-point number", found, d);
     return kv ? gguf_item_f64(kv, 0) : otherwise;
 }
@@ -519,7 +578,8 @@ struct gguf_string *gguf_strings(const struct gguf_kv *kv, struct arena *a) {
 }
 
 #ifdef JLLM_FUZZ
-/* clang -fsanitize=fuzzer,address,undefined -DJLLM_FUZZ: no input may crash, and none may be slow. */
+/* clang -fsanitize=fuzzer,address,undefined -DJLLM_FUZZ: no input may crash, and none may be slow.
+ */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     static FILE *sink;

@@ -45,7 +45,7 @@ struct gguf {
 
 /* False: diagnostics say why; nothing stays open. */
 bool gguf_open(struct gguf *g, const char *path, struct arena *a, struct diag *d);
-/* The same on bytes in memory (what fuzzers call). */
+/* The same on bytes in memory (what fuzzers call), which stay the caller's: no gguf_close. */
 bool gguf_parse(struct gguf *g, const char *path, const uint8_t *data, uint64_t bytes, struct arena *a, struct diag *d);
 void gguf_close(struct gguf *g);
 

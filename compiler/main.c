@@ -240,7 +240,7 @@ static int command_spec(int argc, char **argv) {
     struct arena a = {0};
     struct diag d = {.out = stderr};
     struct spec s;
-    bool ok = spec_load(&s, positional[1], o.sets, o.n_sets, &a, &d);
+    bool ok = spec_load(&s, positional[1], o.sets, o.n_sets, &a, &d) && contract_check(&s, &a, &d);
     if (ok && !strcmp(positional[0], "dump")) spec_dump(&s, stdout);
     diag_finish(&d);
     arena_free(&a);

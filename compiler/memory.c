@@ -162,7 +162,7 @@ static uint64_t offset_choose(const struct span *taken, uint32_t n, bool best_fi
     uint64_t chosen = UINT64_MAX, least = UINT64_MAX, at = 0;
     for (uint32_t i = 0; i <= n; i++) {
         uint64_t end = i < n ? taken[i].from : UINT64_MAX;
-        if (at < end && end - at < least) {
+        if (at < end && (chosen == UINT64_MAX || end - at < least)) {
             least = end - at;
             chosen = at;
             if (!best_fit)

@@ -28,13 +28,14 @@ uint16_t quant_to_half(float f) {
     if (magnitude >= 0x47800000) return (uint16_t)(sign | 0x7c00);   /* 65536 and more */
     uint32_t exponent = magnitude >> 23, shift = 13, fraction = magnitude;
     if (exponent >= 113) {
-        fraction -= 112u << 23;   /* normal: rounding up may carry into the exponent, as it should */
+        fraction -= 112u << 23; /* normal: rounding up may carry into the exponent, as it should */
     } else {
         if (exponent < 102) return (uint16_t)sign;   /* below half of the least half, 2^-25 */
         shift = 126 - exponent;
         fraction = (magnitude & 0x7fffff) | 0x800000;
     }
-    uint32_t rest = fraction & ((1u << shift) - 1), half = 1u << (shift - 1), result = fraction >> shift;
+    uint32_t rest = fraction & ((1u << shift) - 1), half = 1u << (shift - 1),
+             result = fraction >> shift;
     result += rest > half || (rest == half && (result & 1));
     return (uint16_t)(sign | result);
 }
@@ -63,8 +64,9 @@ static void decode_q8_0(const uint8_t *block, double *out) {
     for (int i = 0; i < 32; i++) out[i] = d * (int8_t)block[2 + i];
 }
 
-/* Scale and min of sub-block j of 8: six bits each in 12 bytes. The first four lie in the low six bits
- * of bytes 0-3 and 4-7; the last four have their low nibbles in bytes 8-11, high bits atop bytes 0-7. */
+/* Scale and min of sub-block j of 8: six bits each in 12 bytes. The first four lie in the low six
+ * bits of bytes 0-3 and 4-7; the last four have their low nibbles in bytes 8-11, high bits atop
+ * bytes 0-7. */
 static void q4_k_scale_min(const uint8_t *p, int j, int *scale, int *min) {
     if (j < 4) {
         *scale = p[j] & 63;
@@ -75,8 +77,8 @@ static void q4_k_scale_min(const uint8_t *p, int j, int *scale, int *min) {
     }
 }
 
-/* half d, dmin; 12 bytes of scales and mins; 4 times 32 bytes, whose low nibbles are one sub-block of 32
- * elements and whose high nibbles are the next. d * scale * q - dmin * min */
+/* half d, dmin; 12 bytes of scales and mins; 4 times 32 bytes, whose low nibbles are one sub-block
+ * of 32 elements and whose high nibbles are the next. d * scale * q - dmin * min */
 static void decode_q4_k(const uint8_t *block, double *out) {
     double d = read_half(block), dmin = read_half(block + 2);
     for (int j = 0; j < 8; j++) {
@@ -88,9 +90,9 @@ static void decode_q4_k(const uint8_t *block, double *out) {
     }
 }
 
-/* low nibbles[128], high pairs of bits[64], int8 scales[16], half d, for two halves of 128 elements each:
- * element 32 j + i of a half has its nibble in byte 32 (j % 2) + i (low for j < 2), its pair of bits at
- * 2 j in byte i, its scale at 2 j + i / 16. d * scale * (q - 32) */
+/* low nibbles[128], high pairs of bits[64], int8 scales[16], half d, for two halves of 128 elements
+ * each: element 32 j + i of a half has its nibble in byte 32 (j % 2) + i (low for j < 2), its pair
+ * of bits at 2 j in byte i, its scale at 2 j + i / 16. d * scale * (q - 32) */
 static void decode_q6_k(const uint8_t *block, double *out) {
     double d = read_half(block + 208);
     for (int e = 0; e < 256; e++) {
@@ -118,21 +120,48 @@ const struct quant_format *quant_find(uint32_t ggml_type) {
 }
 
 /* By type number, from enum ggml_type; no elements: removed from the format. */
-static const struct { const char *name; uint32_t elems, bytes; } ggml_types[] = {
-    [0] = { "f32", 1, 4 },          [1] = { "f16", 1, 2 },          [2] = { "q4_0", 32, 18 },
-    [3] = { "q4_1", 32, 20 },       [4] = { "removed type 4", 0, 0 }, [5] = { "removed type 5", 0, 0 },
-    [6] = { "q5_0", 32, 22 },       [7] = { "q5_1", 32, 24 },       [8] = { "q8_0", 32, 34 },
-    [9] = { "q8_1", 32, 36 },       [10] = { "q2_k", 256, 84 },     [11] = { "q3_k", 256, 110 },
-    [12] = { "q4_k", 256, 144 },    [13] = { "q5_k", 256, 176 },    [14] = { "q6_k", 256, 210 },
-    [15] = { "q8_k", 256, 292 },    [16] = { "iq2_xxs", 256, 66 },  [17] = { "iq2_xs", 256, 74 },
-    [18] = { "iq3_xxs", 256, 98 },  [19] = { "iq1_s", 256, 50 },    [20] = { "iq4_nl", 32, 18 },
-    [21] = { "iq3_s", 256, 110 },   [22] = { "iq2_s", 256, 82 },    [23] = { "iq4_xs", 256, 136 },
-    [24] = { "i8", 1, 1 },          [25] = { "i16", 1, 2 },         [26] = { "i32", 1, 4 },
-    [27] = { "i64", 1, 8 },         [28] = { "f64", 1, 8 },         [29] = { "iq1_m", 256, 56 },
-    [30] = { "bf16", 1, 2 },        [31] = { "removed type 31", 0, 0 }, [32] = { "removed type 32", 0, 0 },
-    [33] = { "removed type 33", 0, 0 }, [34] = { "tq1_0", 256, 54 }, [35] = { "tq2_0", 256, 66 },
-    [36] = { "removed type 36", 0, 0 }, [37] = { "removed type 37", 0, 0 },
-    [38] = { "removed type 38", 0, 0 }, [39] = { "mxfp4", 32, 17 },
+static const struct { const char *name; uint32_t elems, bytes;
+} ggml_types[] = {
+    [0] = { "f32", 1, 4 },
+    [1] = { "f16", 1, 2 },
+    [2] = { "q4_0", 32, 18 },
+    [3] = { "q4_1", 32, 20 },
+    [4] = { "removed type 4", 0, 0 },
+    [5] = { "removed type 5", 0, 0 },
+    [6] = { "q5_0", 32, 22 },
+    [7] = { "q5_1", 32, 24 },
+    [8] = { "q8_0", 32, 34 },
+    [9] = { "q8_1", 32, 36 },
+    [10] = { "q2_k", 256, 84 },
+    [11] = { "q3_k", 256, 110 },
+    [12] = { "q4_k", 256, 144 },
+    [13] = { "q5_k", 256, 176 },
+    [14] = { "q6_k", 256, 210 },
+    [15] = { "q8_k", 256, 292 },
+    [16] = { "iq2_xxs", 256, 66 },
+    [17] = { "iq2_xs", 256, 74 },
+    [18] = { "iq3_xxs", 256, 98 },
+    [19] = { "iq1_s", 256, 50 },
+    [20] = { "iq4_nl", 32, 18 },
+    [21] = { "iq3_s", 256, 110 },
+    [22] = { "iq2_s", 256, 82 },
+    [23] = { "iq4_xs", 256, 136 },
+    [24] = { "i8", 1, 1 },
+    [25] = { "i16", 1, 2 },
+    [26] = { "i32", 1, 4 },
+    [27] = { "i64", 1, 8 },
+    [28] = { "f64", 1, 8 },
+    [29] = { "iq1_m", 256, 56 },
+    [30] = { "bf16", 1, 2 },
+    [31] = { "removed type 31", 0, 0 },
+    [32] = { "removed type 32", 0, 0 },
+    [33] = { "removed type 33", 0, 0 },
+    [34] = { "tq1_0", 256, 54 },
+    [35] = { "tq2_0", 256, 66 },
+    [36] = { "removed type 36", 0, 0 },
+    [37] = { "removed type 37", 0, 0 },
+    [38] = { "removed type 38", 0, 0 },
+    [39] = { "mxfp4", 32, 17 },
 };
 
 const char *quant_type_name(uint32_t ggml_type) {

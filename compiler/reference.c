@@ -278,7 +278,7 @@ static void reference_head(struct state *s, size_t first, float *out) {
 
 /* ---- the model ---- */
 
-/* Turns of pair i per position: rope_scale * rope_base^(-2i / rope_dim), divided by the pair's factor if there are any. */
+/* Radians of pair i per position: rope_scale * rope_base^(-2i / rope_dim), divided by the pair's factor if there is one. */
 static double *rope_frequencies(const struct model *m, struct arena *a) {
     uint32_t n = m->rope_dim / 2;
     double *f = arena_array(a, n, sizeof *f), *factors = NULL;

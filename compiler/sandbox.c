@@ -65,11 +65,12 @@ static void refuse_addresses(lua_State *L) {
     for (int i = 2, n = lua_gettop(L); i <= n; i++)
         if (lua_type(L, i) > LUA_TSTRING || lua_type(L, i) == LUA_TLIGHTUSERDATA)
             luaL_argerror(L, i, "only numbers, strings and booleans can be formatted");
-    const char *f = luaL_checkstring(L, 1);
-    while ((f = strchr(f, '%')) != NULL) {
+    size_t n;
+    const char *f = luaL_checklstring(L, 1, &n), *end = f + n;
+    while ((f = memchr(f, '%', (size_t)(end - f))) != NULL) {
         f += 1 + strspn(f + 1, "-+ #0123456789.");
         if (*f == 'p') luaL_argerror(L, 1, "%p is not for specs");
-        if (*f) f++;
+        if (f < end) f++;
     }
 }
 

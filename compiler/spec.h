@@ -63,7 +63,10 @@ void spec_dump(const struct spec *s, FILE *out);
 /* An error at a place of the spec, with the source line and a caret where they are known. */
 void spec_error(const struct spec *s, struct diag *d, struct spec_place at, const char *code, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
-/* True when the two match the same fields by the same values. */
-bool spec_same_match(const struct spec_entry *a, const struct spec_entry *b);
+/* True for what --set made: it beats every entry of a file. */
+bool spec_is_override(const struct spec_entry *e);
+/* True when an entry in a file nearer to the user sets the parameter for the very same match: that is how a
+ * spec overrides what it includes. */
+bool spec_is_superseded(const struct spec *s, const struct spec_entry *e, const char *key);
 
 #endif

@@ -221,7 +221,6 @@ static void add_stop(struct vocab *v, uint32_t id) {
 static void read_special(struct vocab *v) {
     v->h.bos = read_id(v, "tokenizer.ggml.bos_token_id");
     v->h.eos = read_id(v, "tokenizer.ggml.eos_token_id");
-    v->h.unknown = read_id(v, "tokenizer.ggml.unknown_token_id");
     add_stop(v, v->h.eos);
     add_stop(v, read_id(v, "tokenizer.ggml.eot_token_id"));
     add_stop(v, read_id(v, "tokenizer.ggml.eom_token_id"));

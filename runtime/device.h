@@ -71,4 +71,10 @@ bool plan_verify_weights(const struct plan_view *v, struct jllm_error *e);
 bool error_set(struct jllm_error *e, enum jllm_code code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));  /* always false; e may be NULL */
 
+/* machine.c */
+enum plan_isa machine_isa(void);
+uint64_t machine_features(void);          /* bits of PLAN_CPU_FEATURES that CPU and kernel give */
+uint32_t machine_cores(void);             /* what affinity and cgroup quotas leave, at least 1 */
+uint64_t machine_memory_available(void);  /* bytes; UINT64_MAX when the system does not say */
+
 #endif

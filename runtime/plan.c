@@ -27,6 +27,11 @@
 
 #define CHECK(ok, ...) \
     do { if (!(ok)) return error_set(e, JLLM_BAD_PLAN, __VA_ARGS__); } while (0)
+/* For what only a wrong compiler or a forger can write, hashes being right: the condition itself
+ * says most to whoever has to find out. */
+#define WANT(what, index, ok)                                                                   \
+    CHECK(ok, "the plan contradicts itself (%s %u: not %s): compile it again", what,            \
+          (unsigned)(index), #ok)
 
 typedef unsigned long long ull;
 
@@ -101,12 +106,10 @@ static bool check_header(const struct plan_view *v, struct jllm_error *e) {
     for (const uint8_t *p = v->map + sizeof *h; p < v->map + PLAN_HEADER_BYTES; p++)
         CHECK(!*p, "the plan's header is damaged (byte %d is not zero): copy or compile it again",
               (int)(p - v->map));
-    CHECK(h->header_bytes == PLAN_HEADER_BYTES && h->weights_offset == PLAN_HEADER_BYTES,
-          "the plan's header gives %u bytes and weights at %llu, both must be %d", h->header_bytes,
-          (ull)h->weights_offset, PLAN_HEADER_BYTES);
-    CHECK(h->weights_bytes <= PLAN_BYTES_MAX && h->weights_bytes % PLAN_WEIGHT_ALIGN == 0,
-          "the plan's header gives %llu weight bytes, not a multiple of %d within limits",
-          (ull)h->weights_bytes, PLAN_WEIGHT_ALIGN);
+    WANT("header", 0, h->header_bytes == PLAN_HEADER_BYTES);
+    WANT("header", 0, h->weights_offset == PLAN_HEADER_BYTES);
+    WANT("header", 0, h->weights_bytes <= PLAN_BYTES_MAX);
+    WANT("header", 0, h->weights_bytes % PLAN_WEIGHT_ALIGN == 0);
     return true;
 }
 
@@ -145,23 +148,21 @@ static bool choose_slot(struct plan_view *v, struct jllm_error *e) {
 }
 
 /* Stride 0: the core does not read it, so it may be absent and of any stride. */
-static const struct { const char *name; uint32_t stride; } section_rules[PLAN_SECTION_KINDS] = {
-    [PLAN_INFO] = {"info", sizeof(struct plan_info)},
-    [PLAN_STRINGS] = {"strings", 1},
-    [PLAN_CODE] = {"code", 1},
-    [PLAN_KERNELS] = {"kernels", sizeof(struct plan_kernel)},
-    [PLAN_ARGS] = {"args", sizeof(struct plan_arg)},
-    [PLAN_LAUNCHES] = {"launches", sizeof(struct plan_launch)},
-    [PLAN_PHASES] = {"phases", sizeof(struct plan_phase)},
-    [PLAN_COVER] = {"cover", sizeof(uint16_t)},
-    [PLAN_WEIGHTS] = {"weights", sizeof(struct plan_piece)},
-    [PLAN_MEMORY] = {"memory", sizeof(struct plan_memory)},
-    [PLAN_TOKENIZER] = {"tokenizer", 0},
-    [PLAN_CHAT] = {"chat", 0},
-    [PLAN_TESTS] = {"tests", sizeof(struct plan_test)},
-    [PLAN_TEST_INPUTS] = {"test inputs", sizeof(struct plan_test_input)},
-    [PLAN_TEST_VALUES] = {"test values", sizeof(struct plan_test_value)},
-    [PLAN_TEST_MODEL] = {"test model", 1},
+static const uint32_t section_strides[PLAN_SECTION_KINDS] = {
+    [PLAN_INFO] = sizeof(struct plan_info),
+    [PLAN_STRINGS] = 1,
+    [PLAN_CODE] = 1,
+    [PLAN_KERNELS] = sizeof(struct plan_kernel),
+    [PLAN_ARGS] = sizeof(struct plan_arg),
+    [PLAN_LAUNCHES] = sizeof(struct plan_launch),
+    [PLAN_PHASES] = sizeof(struct plan_phase),
+    [PLAN_COVER] = sizeof(uint16_t),
+    [PLAN_WEIGHTS] = sizeof(struct plan_piece),
+    [PLAN_MEMORY] = sizeof(struct plan_memory),
+    [PLAN_TESTS] = sizeof(struct plan_test),
+    [PLAN_TEST_INPUTS] = sizeof(struct plan_test_input),
+    [PLAN_TEST_VALUES] = sizeof(struct plan_test_value),
+    [PLAN_TEST_MODEL] = 1,
 };
 
 static bool check_directory(const struct plan_view *v, const struct plan_section **found,
@@ -169,31 +170,24 @@ static bool check_directory(const struct plan_view *v, const struct plan_section
     const struct plan_tail *tail = (const void *)v->tail;
     const struct plan_section *s = (const void *)(v->tail + sizeof *tail);
     uint64_t room = v->slot->tail_bytes;
-    CHECK(tail->n_sections <= (room - sizeof *tail) / sizeof *s,
-          "the plan's directory has %u sections, more than its tail can hold", tail->n_sections);
+    WANT("tail", 0, tail->n_sections <= (room - sizeof *tail) / sizeof *s);
     uint64_t end = sizeof *tail + tail->n_sections * sizeof *s;
     for (uint32_t i = 0; i < tail->n_sections; i++, s++) {
-        CHECK(s->offset % PLAN_SECTION_ALIGN == 0 && s->offset >= end &&
-              fits(s->offset, s->bytes, room), "the plan's section %u (kind %u) lies outside the "
-              "tail, overlaps another or is not aligned", i, s->kind);
+        WANT("section", i, s->offset % PLAN_SECTION_ALIGN == 0 && s->offset >= end);
+        WANT("section", i, fits(s->offset, s->bytes, room));
+        WANT("section", i, s->stride && s->bytes == (uint64_t)s->stride * s->count);
         end = s->offset + s->bytes;
-        CHECK(s->stride && s->bytes / s->stride == s->count && s->bytes % s->stride == 0,
-              "the plan's section %u (kind %u) has %llu bytes for %u entries of %u", i, s->kind,
-              (ull)s->bytes, s->count, s->stride);
         if (s->kind == 0 || s->kind >= PLAN_SECTION_KINDS) {
             CHECK(s->flags & PLAN_SECTION_OPTIONAL, "the plan has a section of kind %u, which this "
                   "version does not know: use the release that compiled it", s->kind);
             continue;
         }
-        CHECK(!found[s->kind], "the plan has its %s section twice", section_rules[s->kind].name);
-        CHECK(!section_rules[s->kind].stride || s->stride == section_rules[s->kind].stride,
-              "the plan's %s section has entries of %u bytes, this version's have %u",
-              section_rules[s->kind].name, s->stride, section_rules[s->kind].stride);
+        WANT("section", i, !found[s->kind]);
+        WANT("section", i, !section_strides[s->kind] || s->stride == section_strides[s->kind]);
         found[s->kind] = s;
     }
     for (uint32_t kind = 1; kind < PLAN_SECTION_KINDS; kind++)
-        CHECK(found[kind] || !section_rules[kind].stride, "the plan has no %s section",
-              section_rules[kind].name);
+        WANT("kind", kind, found[kind] || !section_strides[kind]);
     return true;
 }
 
@@ -201,31 +195,26 @@ static bool bind_sections(struct plan_view *v, struct jllm_error *e) {
     const struct plan_section *found[PLAN_SECTION_KINDS] = {0};
     if (!check_directory(v, found, e)) return false;
 #define AT(kind) ((const void *)(v->tail + found[kind]->offset))
-#define TABLE(kind, field, least, most) \
-    v->field = AT(kind), v->n_##field = found[kind]->count; \
-    CHECK(v->n_##field >= (least) && v->n_##field <= (most), \
-          "the plan has %u " #field ", allowed are %d to %d", v->n_##field, (least), (most))
-    CHECK(found[PLAN_INFO]->count == 1, "the plan's info section has %u entries instead of 1",
-          found[PLAN_INFO]->count);
+#define TABLE(kind, field, least, most)                       \
+    v->field = AT(kind), v->n_##field = found[kind]->count;   \
+    WANT(#field, v->n_##field, v->n_##field - (least) <= (uint32_t)(most) - (least))
+    WANT("section", PLAN_INFO, found[PLAN_INFO]->count == 1);
     v->info = AT(PLAN_INFO);
     v->strings = AT(PLAN_STRINGS), v->strings_bytes = found[PLAN_STRINGS]->bytes;
     v->code = AT(PLAN_CODE), v->code_bytes = found[PLAN_CODE]->bytes;
     v->test_model = AT(PLAN_TEST_MODEL), v->test_model_bytes = found[PLAN_TEST_MODEL]->bytes;
     v->cover = AT(PLAN_COVER);
-    TABLE(PLAN_KERNELS, kernels, 1, PLAN_KERNELS_MAX);
-    TABLE(PLAN_ARGS, args, 0, PLAN_LAUNCHES_MAX * PLAN_ARGS_MAX);
-    TABLE(PLAN_LAUNCHES, launches, 1, PLAN_LAUNCHES_MAX);
-    TABLE(PLAN_PHASES, phases, 3, PLAN_BUCKETS_MAX + 3);
-    TABLE(PLAN_WEIGHTS, pieces, 0, PLAN_PIECES_MAX);
-    TABLE(PLAN_MEMORY, memory, 0, PLAN_PIECES_MAX);
-    TABLE(PLAN_TESTS, tests, 0, PLAN_KERNELS_MAX);
-    TABLE(PLAN_TEST_INPUTS, test_inputs, 0, PLAN_LAUNCHES_MAX);
-    TABLE(PLAN_TEST_VALUES, test_values, 0, PLAN_LAUNCHES_MAX * PLAN_ARGS_MAX);
-    CHECK(v->strings_bytes && !v->strings[0] && !v->strings[v->strings_bytes - 1],
-          "the plan's strings section does not begin and end with a NUL");
-    CHECK(found[PLAN_COVER]->count == (uint64_t)v->info->ctx_max + 1,
-          "the plan's cover has %u entries for a context of %u", found[PLAN_COVER]->count,
-          v->info->ctx_max);
+    TABLE(PLAN_KERNELS, kernels, 1u, PLAN_KERNELS_MAX);
+    TABLE(PLAN_ARGS, args, 0u, PLAN_LAUNCHES_MAX * PLAN_ARGS_MAX);
+    TABLE(PLAN_LAUNCHES, launches, 1u, PLAN_LAUNCHES_MAX);
+    TABLE(PLAN_PHASES, phases, 3u, PLAN_BUCKETS_MAX + 3);
+    TABLE(PLAN_WEIGHTS, pieces, 0u, PLAN_PIECES_MAX);
+    TABLE(PLAN_MEMORY, memory, 0u, PLAN_PIECES_MAX);
+    TABLE(PLAN_TESTS, tests, 0u, PLAN_KERNELS_MAX);
+    TABLE(PLAN_TEST_INPUTS, test_inputs, 0u, PLAN_LAUNCHES_MAX);
+    TABLE(PLAN_TEST_VALUES, test_values, 0u, PLAN_LAUNCHES_MAX * PLAN_ARGS_MAX);
+    WANT("strings", 0, v->strings_bytes && !v->strings[0] && !v->strings[v->strings_bytes - 1]);
+    WANT("cover", 0, found[PLAN_COVER]->count == (uint64_t)v->info->ctx_max + 1);
     return true;
 }
 
@@ -237,73 +226,61 @@ static bool check_info(const struct plan_view *v, struct jllm_error *e) {
     const struct plan_info *n = v->info;
     const uint32_t names[] = {n->model_name, n->arch_name, n->file_name, n->spec_name,
                               n->spec_hash, n->target_name, n->compiler_name, n->quant_name};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        CHECK(is_string(v, names[i]), "the plan's info names a string outside its strings section");
-    CHECK(n->device == PLAN_DEVICE_CPU || n->device == PLAN_DEVICE_CUDA,
-          "the plan is for device %u, which this version does not know", n->device);
-    CHECK(n->n_vocab >= 1 && n->n_vocab <= PLAN_VOCAB_MAX, "the plan's n_vocab is %u, allowed are "
-          "1 to %d", n->n_vocab, PLAN_VOCAB_MAX);
-    CHECK(n->ctx_max >= 1 && n->ctx_max <= PLAN_CTX_MAX, "the plan's ctx_max is %u, allowed are "
-          "1 to %d", n->ctx_max, PLAN_CTX_MAX);
-    CHECK(n->n_tokens_max >= 1 && n->n_tokens_max <= PLAN_TOKENS_MAX, "the plan's n_tokens_max is "
-          "%u, allowed are 1 to %d", n->n_tokens_max, PLAN_TOKENS_MAX);
-    CHECK(n->arena_bytes <= PLAN_BYTES_MAX && n->cache_bytes <= PLAN_BYTES_MAX,
-          "the plan's arena or cache is larger than any memory");
-    CHECK(n->n_embd >= 1 && n->hidden_offset % PLAN_ARENA_ALIGN == 0 &&
-          fits(n->hidden_offset, (uint64_t)n->n_tokens_max * n->n_embd * 4, n->arena_bytes),
-          "the plan's residual stream lies outside its arena or is not aligned");
-    CHECK(n->logits_offset % PLAN_ARENA_ALIGN == 0 &&
-          fits(n->logits_offset, (uint64_t)n->n_vocab * 4, n->arena_bytes),
-          "the plan's logits lie outside its arena or are not aligned");
+    for (uint32_t i = 0; i < sizeof names / sizeof *names; i++)
+        WANT("info name", i, is_string(v, names[i]));
     for (uint32_t i = 0; i < v->n_memory; i++)
-        CHECK(is_string(v, v->memory[i].name), "the plan's memory row %u has no name", i);
+        WANT("memory row", i, is_string(v, v->memory[i].name));
+    WANT("info", 0, n->device == PLAN_DEVICE_CPU || n->device == PLAN_DEVICE_CUDA);
+    WANT("info", 0, n->n_vocab && n->n_vocab <= PLAN_VOCAB_MAX && n->n_embd);
+    WANT("info", 0, n->ctx_max && n->ctx_max <= PLAN_CTX_MAX);
+    WANT("info", 0, n->n_tokens_max && n->n_tokens_max <= PLAN_TOKENS_MAX);
+    WANT("info", 0, n->arena_bytes <= PLAN_BYTES_MAX && n->cache_bytes <= PLAN_BYTES_MAX);
+    WANT("info", 0, n->hidden_offset % PLAN_ARENA_ALIGN == 0);
+    WANT("info", 0, n->logits_offset % PLAN_ARENA_ALIGN == 0);
+    WANT("info", 0, fits(n->hidden_offset, 4ull * n->n_tokens_max * n->n_embd, n->arena_bytes));
+    WANT("info", 0, fits(n->logits_offset, 4ull * n->n_vocab, n->arena_bytes));
     return true;
 }
 
+/* Pieces leave no gap, so that every byte of the weights has a hash. */
 static bool check_pieces(const struct plan_view *v, struct jllm_error *e) {
     uint64_t end = 0, room = v->header->weights_bytes;
     for (uint32_t i = 0; i < v->n_pieces; i++) {
         const struct plan_piece *p = &v->pieces[i];
-        CHECK(is_string(v, p->name) && is_string(v, p->quant) && is_string(v, p->layout),
-              "the plan's weight piece %u names a string outside its strings section", i);
-        CHECK(p->offset == end && p->bytes && fits(end, p->bytes, room), "the plan's weight piece "
-              "%u (%s) does not follow the one before or ends outside the weights", i,
-              v->strings + p->name);
+        WANT("piece", i, is_string(v, p->name) && is_string(v, p->quant));
+        WANT("piece", i, is_string(v, p->layout));
+        WANT("piece", i, p->offset == end && p->bytes && fits(end, p->bytes, room));
         end = round_up(end + p->bytes, PLAN_WEIGHT_ALIGN);
     }
-    CHECK(end == room, "the plan's weight pieces end at %llu of %llu weight bytes", (ull)end,
-          (ull)room);
+    WANT("pieces", v->n_pieces, end == room);
     return true;
 }
 
 static bool check_kernels(const struct plan_view *v, struct jllm_error *e) {
+    uint64_t align = v->info->device == PLAN_DEVICE_CPU ? PLAN_CODE_ALIGN : 1;
     for (uint32_t i = 0; i < v->n_kernels; i++) {
         const struct plan_kernel *k = &v->kernels[i];
-        CHECK(is_string(v, k->name) && is_string(v, k->detail),
-              "the plan's kernel %u names a string outside its strings section", i);
-        CHECK(fits(k->code_offset, k->code_bytes, v->code_bytes) && k->entry < k->code_bytes,
-              "the code of the plan's kernel %u (%s) lies outside the code section", i,
-              v->strings + k->name);
-        CHECK(v->info->device != PLAN_DEVICE_CPU || k->code_offset % PLAN_CODE_ALIGN == 0,
-              "the code of the plan's kernel %u (%s) is not aligned", i, v->strings + k->name);
+        WANT("kernel", i, is_string(v, k->name) && is_string(v, k->detail));
+        WANT("kernel", i, fits(k->code_offset, k->code_bytes, v->code_bytes));
+        WANT("kernel", i, k->entry < k->code_bytes && k->code_offset % align == 0);
     }
     return true;
 }
 
 static bool check_args(const struct plan_view *v, struct jllm_error *e) {
-    uint64_t room[PLAN_SPACE_END] = {0, v->info->arena_bytes, v->info->cache_bytes, 0,
-                                     sizeof(struct plan_step)};
+    const uint64_t room[PLAN_SPACE_END] = {
+        [PLAN_SPACE_ARENA] = v->info->arena_bytes, [PLAN_SPACE_CACHE] = v->info->cache_bytes,
+        [PLAN_SPACE_STEP] = sizeof(struct plan_step)};
     for (uint32_t i = 0; i < v->n_args; i++) {
         const struct plan_arg *a = &v->args[i];
-        CHECK(a->space >= PLAN_SPACE_ARENA && a->space < PLAN_SPACE_END,
-              "the plan's argument %u is in unknown space %u", i, a->space);
-        bool weights = a->space == PLAN_SPACE_WEIGHTS;
-        CHECK(weights ? a->piece < v->n_pieces : a->piece == 0,
-              "the plan's argument %u names weight piece %u", i, a->piece);
-        CHECK(fits(a->offset, a->bytes, weights ? v->pieces[a->piece].bytes : room[a->space]),
-              "the plan's argument %u lies outside its arena, cache, step or weight piece", i);
-        CHECK((a->space != PLAN_SPACE_ARENA && a->space != PLAN_SPACE_CACHE) ||
-              a->offset % PLAN_ARENA_ALIGN == 0, "the plan's argument %u is not aligned", i);
+        WANT("argument", i, a->space >= PLAN_SPACE_ARENA && a->space < PLAN_SPACE_END);
+        if (a->space == PLAN_SPACE_WEIGHTS) {
+            WANT("argument", i, a->piece < v->n_pieces);
+            WANT("argument", i, fits(a->offset, a->bytes, v->pieces[a->piece].bytes));
+        } else {
+            WANT("argument", i, a->piece == 0 && fits(a->offset, a->bytes, room[a->space]));
+            WANT("argument", i, a->space == PLAN_SPACE_STEP || a->offset % PLAN_ARENA_ALIGN == 0);
+        }
     }
     return true;
 }
@@ -311,48 +288,36 @@ static bool check_args(const struct plan_view *v, struct jllm_error *e) {
 static bool check_launches(const struct plan_view *v, struct jllm_error *e) {
     for (uint32_t i = 0; i < v->n_launches; i++) {
         const struct plan_launch *l = &v->launches[i];
-        CHECK(l->kernel < v->n_kernels && is_string(v, l->op),
-              "the plan's launch %u names kernel %u of %u, or no op", i, l->kernel, v->n_kernels);
-        CHECK(l->n_args <= PLAN_ARGS_MAX && fits(l->first_arg, l->n_args, v->n_args),
-              "the plan's launch %u has %u arguments from %u, of %u", i, l->n_args, l->first_arg,
-              v->n_args);
-        CHECK(l->items && l->chunk && !(l->flags & ~(uint32_t)PLAN_LAUNCH_BARRIER),
-              "the plan's launch %u has no items, no chunk, or unknown flags", i);
-        CHECK(l->layer == UINT32_MAX || l->layer < v->info->n_layer,
-              "the plan's launch %u is in layer %u of %u", i, l->layer, v->info->n_layer);
+        WANT("launch", i, l->kernel < v->n_kernels && is_string(v, l->op));
+        WANT("launch", i, l->n_args <= PLAN_ARGS_MAX && fits(l->first_arg, l->n_args, v->n_args));
+        WANT("launch", i, l->items && l->chunk && l->flags <= PLAN_LAUNCH_BARRIER);
+        WANT("launch", i, l->layer == UINT32_MAX || l->layer < v->info->n_layer);
     }
     return true;
 }
 
+/* Prefill phases ascend from one token to n_tokens_max; head and decode stand once and take one. */
 static bool check_phases(struct plan_view *v, struct jllm_error *e) {
     uint32_t n_of_kind[PLAN_PHASE_DECODE + 1] = {0}, bucket = 0;
     for (uint32_t i = 0; i < v->n_phases; i++) {
         const struct plan_phase *p = &v->phases[i];
-        CHECK(p->kind >= PLAN_PHASE_PREFILL && p->kind <= PLAN_PHASE_DECODE,
-              "the plan's phase %u is of unknown kind %u", i, p->kind);
-        CHECK(p->n_launches && fits(p->first_launch, p->n_launches, v->n_launches),
-              "the plan's phase %u has %u launches from %u, of %u", i, p->n_launches,
-              p->first_launch, v->n_launches);
-        CHECK(v->launches[p->first_launch].flags & PLAN_LAUNCH_BARRIER,
-              "the plan's phase %u does not begin with a barrier", i);
-        CHECK(p->kind == PLAN_PHASE_PREFILL && bucket ?
-              p->n_tokens > bucket && p->n_tokens <= v->info->n_tokens_max : p->n_tokens == 1,
-              "the plan's phase %u takes %u tokens: prefill phases must ascend from 1, head and "
-              "decode take 1", i, p->n_tokens);
+        WANT("phase", i, p->kind >= PLAN_PHASE_PREFILL && p->kind <= PLAN_PHASE_DECODE);
+        WANT("phase", i, p->n_launches && fits(p->first_launch, p->n_launches, v->n_launches));
+        WANT("phase", i, v->launches[p->first_launch].flags & PLAN_LAUNCH_BARRIER);
         n_of_kind[p->kind]++;
-        if (p->kind == PLAN_PHASE_PREFILL) bucket = p->n_tokens;
         if (p->kind == PLAN_PHASE_HEAD) v->head_phase = i;
         if (p->kind == PLAN_PHASE_DECODE) v->decode_phase = i;
+        if (p->kind != PLAN_PHASE_PREFILL || !bucket) WANT("phase", i, p->n_tokens == 1);
+        else WANT("phase", i, p->n_tokens > bucket && p->n_tokens <= v->info->n_tokens_max);
+        if (p->kind == PLAN_PHASE_PREFILL) bucket = p->n_tokens;
     }
-    CHECK(n_of_kind[PLAN_PHASE_HEAD] == 1 && n_of_kind[PLAN_PHASE_DECODE] == 1,
-          "the plan has %u head and %u decode phases instead of one each",
-          n_of_kind[PLAN_PHASE_HEAD], n_of_kind[PLAN_PHASE_DECODE]);
-    CHECK(bucket == v->info->n_tokens_max, "the plan's largest prefill phase takes %u tokens, its "
-          "info says %u", bucket, v->info->n_tokens_max);
-    for (uint32_t i = 1; i <= v->info->ctx_max; i++)
-        CHECK(v->cover[i] < v->n_phases && v->phases[v->cover[i]].kind == PLAN_PHASE_PREFILL,
-              "the plan's cover of %u tokens begins with phase %u, not a prefill phase", i,
-              v->cover[i]);
+    WANT("phases", v->n_phases, n_of_kind[PLAN_PHASE_HEAD] == 1);
+    WANT("phases", v->n_phases, n_of_kind[PLAN_PHASE_DECODE] == 1);
+    WANT("phases", v->n_phases, bucket == v->info->n_tokens_max);
+    for (uint32_t i = 1; i <= v->info->ctx_max; i++) {
+        WANT("cover", i, v->cover[i] < v->n_phases);
+        WANT("cover", i, v->phases[v->cover[i]].kind == PLAN_PHASE_PREFILL);
+    }
     return true;
 }
 
@@ -376,45 +341,39 @@ static uint32_t launch_tokens(const struct plan_view *v, uint32_t launch) {
 static bool check_tests(const struct plan_view *v, struct jllm_error *e) {
     for (uint32_t i = 0; i < v->n_tests; i++) {
         const struct plan_test *t = &v->tests[i];
-        CHECK(t->kernel < v->n_kernels && t->launch < v->n_launches &&
-              v->launches[t->launch].kernel == t->kernel,
-              "the plan's test %u names kernel %u and launch %u, which do not belong together", i,
-              t->kernel, t->launch);
+        WANT("test", i, t->launch < v->n_launches);
         const struct plan_launch *l = &v->launches[t->launch];
-        CHECK(t->n_tokens && t->n_tokens <= launch_tokens(v, t->launch) &&
-              fits(t->pos, t->n_tokens, v->info->ctx_max) && t->row < v->info->n_tokens_max &&
-              t->id < v->info->n_vocab, "the plan's test %u has a step out of range", i);
-        CHECK(fits(t->first_input, t->n_inputs, v->n_test_inputs) && t->n_values &&
-              fits(t->first_value, t->n_values, v->n_test_values) && t->bound > 0 && t->bound < 1,
-              "the plan's test %u has inputs, values or a bound out of range", i);
-        CHECK(is_test_buffer(v, l, t->out_arg, t->out_dtype, t->out_rows, t->out_cols),
-              "the plan's test %u reads an output outside its argument", i);
+        WANT("test", i, t->kernel == l->kernel);
+        WANT("test", i, t->n_tokens && t->n_tokens <= launch_tokens(v, t->launch));
+        WANT("test", i, fits(t->pos, t->n_tokens, v->info->ctx_max));
+        WANT("test", i, t->row < v->info->n_tokens_max && t->id < v->info->n_vocab);
+        WANT("test", i, fits(t->first_input, t->n_inputs, v->n_test_inputs));
+        WANT("test", i, t->n_values && fits(t->first_value, t->n_values, v->n_test_values));
+        WANT("test", i, t->bound > 0 && t->bound < 1);
+        WANT("test", i, is_test_buffer(v, l, t->out_arg, t->out_dtype, t->out_rows, t->out_cols));
         for (uint32_t j = t->first_input; j < t->first_input + t->n_inputs; j++) {
             const struct plan_test_input *in = &v->test_inputs[j];
-            CHECK(is_test_buffer(v, l, in->arg, in->dtype, in->rows, in->cols) &&
-                  isfinite(in->amplitude), "the plan's test input %u is outside its argument", j);
+            WANT("test input", j, is_test_buffer(v, l, in->arg, in->dtype, in->rows, in->cols));
+            WANT("test input", j, isfinite(in->amplitude));
         }
         for (uint32_t j = t->first_value; j < t->first_value + t->n_values; j++)
-            CHECK(v->test_values[j].row < t->out_rows && v->test_values[j].col < t->out_cols,
-                  "the plan's test value %u is outside its output", j);
+            WANT("test value", j, v->test_values[j].row < t->out_rows &&
+                                  v->test_values[j].col < t->out_cols);
     }
     return true;
 }
 
 static bool check_test_model(const struct plan_view *v, struct jllm_error *e) {
     const struct plan_test_model *t = v->test_model;
-    CHECK(v->test_model_bytes >= sizeof *t && t->n_tokens && t->n_tokens <= v->info->ctx_max &&
-          t->n_values && t->n_values <= v->info->n_vocab && t->top1 < v->info->n_vocab &&
-          t->bound > 0 && t->bound < 1 &&
-          v->test_model_bytes == sizeof *t + t->n_tokens * 4ull + t->n_values * 8ull,
-          "the plan's model test has counts, sizes or a bound out of range");
+    uint32_t n_vocab = v->info->n_vocab;
+    WANT("model test", 0, v->test_model_bytes >= sizeof *t && t->bound > 0 && t->bound < 1);
+    WANT("model test", 0,
+         v->test_model_bytes - sizeof *t == 4ull * t->n_tokens + 8ull * t->n_values);
+    WANT("model test", 0, t->n_tokens && t->n_tokens <= v->info->ctx_max);
+    WANT("model test", 0, t->n_values && t->top1 < n_vocab);
     const uint32_t *ids = (const uint32_t *)(t + 1), *values = ids + t->n_tokens;
-    for (uint32_t i = 0; i < t->n_tokens; i++)
-        CHECK(ids[i] < v->info->n_vocab, "the plan's model test has token id %u of %u", ids[i],
-              v->info->n_vocab);
-    for (uint32_t i = 0; i < t->n_values; i++)
-        CHECK(values[2 * i] < v->info->n_vocab, "the plan's model test has logit %u of %u",
-              values[2 * i], v->info->n_vocab);
+    for (uint32_t i = 0; i < t->n_tokens; i++) WANT("model test", i, ids[i] < n_vocab);
+    for (uint32_t i = 0; i < t->n_values; i++) WANT("model test", i, values[2 * i] < n_vocab);
     return true;
 }
 

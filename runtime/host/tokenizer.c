@@ -169,7 +169,7 @@ static bool check_user(struct tokenizer *t) {
 
 static bool check_contents(struct tokenizer *t, struct jllm_error *e) {
     const struct tokenizer_header *h = t->h;
-    const uint32_t named[] = {h->bos, h->eos, h->unknown};
+    const uint32_t named[] = {h->bos, h->eos};
     const char *what = NULL;
     if (!check_texts(t)) what = "token texts";
     else if (!check_merges(t)) what = "merges";
@@ -177,7 +177,7 @@ static bool check_contents(struct tokenizer *t, struct jllm_error *e) {
     else if (!ids_in_range(t->words, h->n_words, h->n_vocab, false)) what = "words";
     else if (!ids_in_range(t->stops, h->n_stops, h->n_vocab, false)) what = "end-of-answer tokens";
     else if (!ids_in_range(h->byte_id, 256, h->n_vocab, true)) what = "tokens of bytes";
-    else if (!ids_in_range(named, 3, h->n_vocab, true)) what = "special tokens";
+    else if (!ids_in_range(named, 2, h->n_vocab, true)) what = "special tokens";
     return !what || fail(e, JLLM_BAD_PLAN, "the plan's tokenizer section is damaged: %s", what);
 }
 
@@ -289,7 +289,7 @@ static void apply_merges(struct tokenizer *t) {
 }
 
 static void emit_byte(struct tokenizer *t, uint8_t byte, struct tokenizer_ids *out) {
-    uint32_t id = t->h->byte_id[byte] != TOKENIZER_NONE ? t->h->byte_id[byte] : t->h->unknown;
+    uint32_t id = t->h->byte_id[byte];
     if (id != TOKENIZER_NONE) tokenizer_ids_add(out, (int32_t)id);
 }
 

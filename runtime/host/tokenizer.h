@@ -56,8 +56,8 @@ struct tokenizer_header {
     uint32_t magic, version;
     uint32_t pre, flags;
     uint32_t n_vocab, n_merges, n_words, n_user, n_stops;
-    uint32_t bos, eos, unknown;    /* ids or TOKENIZER_NONE */
-    uint32_t reserved[4];
+    uint32_t bos, eos;             /* ids or TOKENIZER_NONE */
+    uint32_t reserved[5];
     uint32_t byte_id[256];         /* the token of each single byte, or TOKENIZER_NONE */
 };
 _Static_assert(sizeof(struct tokenizer_header) == 64 + 1024, "tokenizer header");
@@ -78,7 +78,7 @@ const struct tokenizer_header *tokenizer_facts(const struct tokenizer *t);
 
 /* Append the ids of any bytes to out. User-defined tokens are recognised in the text, control
  * tokens never: no text can forge one. No bos is added. Bytes that are not UTF-8 become the tokens
- * of single bytes. Time is O(n log n). False only when the pattern matcher gives up: *e says so. */
+ * of single bytes; a byte that the vocabulary has no token for is dropped, as llama.cpp does. Time is O(n log n). False only when the pattern matcher gives up: *e says so. */
 bool tokenizer_encode(struct tokenizer *t, const char *text, size_t bytes, struct tokenizer_ids *out,
                       struct jllm_error *e);
 

@@ -32,6 +32,7 @@ INLINE void tokens_tile(const int n, const u8 *w, const float *a, float *out, u3
     f32x8 acc[4][2] = { { { 0 } } };
     for (u32 k = 0; k < JT_K; k++) {
         f32x8 column[2];
+        if (JT_N == 1) stream_ahead(w + k * BLOCK_BYTES, BLOCK_BYTES);
         column_weights(w + k * BLOCK_BYTES, column);
         UNROLL(4) for (int t = 0; t < n; t++) {
             f32x8 x = f32x8_all(a[(u64)t * JT_K + k]);
@@ -66,6 +67,7 @@ INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
     for (u32 block = 0; block < UNITS / BLOCK_UNITS; block++, w += BLOCK_BYTES) {
         UNROLL(1) for (u32 unit = 0; unit < BLOCK_UNITS; unit++, x.q += 32, x.scale++, x.sum++) {
             f32x8 scale[2 * UNIT_SCALES];
+            stream_ahead(w + unit * (BLOCK_BYTES / BLOCK_UNITS), BLOCK_BYTES / BLOCK_UNITS);
             unit_scales(w, unit, scale);
             UNROLL(2) for (int s = 0; s < UNIT_SCALES; s++) {
                 i32x8 sum[2] = { { 0 } };
@@ -103,6 +105,7 @@ struct panel {
 INLINE void panel_fill(struct panel *p, const u8 *w, u32 units) {
     for (u32 u = 0; u < units; u++) {
         const u8 *block = w + u / BLOCK_UNITS * BLOCK_BYTES;
+        stream_ahead(block + u % BLOCK_UNITS * (BLOCK_BYTES / BLOCK_UNITS), BLOCK_BYTES / BLOCK_UNITS);
         UNROLL(4) for (unsigned g = 0; g < 4; g++)
             unit_weights(block, u % BLOCK_UNITS, g, &p->q[u][4 * g][0]);
         unit_scales(block, u % BLOCK_UNITS, &p->scale[u][0][0]);
@@ -127,14 +130,14 @@ INLINE void tokens_tile(const int n, const struct panel *p, u32 units, struct a1
                 }
             }
             UNROLL(4) for (int t = 0; t < n; t++) {
-                float scale = x.scale[t * UNITS];
+                float scale = x.scale[(u64)t * UNITS];
                 acc[t][0] = f32x8_fma(f32x8_from(sum[t][0]), p->scale[u][s][0] * scale, acc[t][0]);
                 acc[t][1] = f32x8_fma(f32x8_from(sum[t][1]), p->scale[u][s][1] * scale, acc[t][1]);
             }
         }
 #if UNIT_MINS
         UNROLL(4) for (int t = 0; t < n; t++) {
-            f32x8 total = f32x8_all(x.sum[t * UNITS]);
+            f32x8 total = f32x8_all(x.sum[(u64)t * UNITS]);
             acc[t][0] = f32x8_fma(p->offset[u][0], total, acc[t][0]);
             acc[t][1] = f32x8_fma(p->offset[u][1], total, acc[t][1]);
         }

@@ -1,0 +1,149 @@
+-- The CPU target: which templates there are and how each op of the graph becomes launches. The functions
+-- called here are documented in compiler/contract.h, the arithmetic of each kernel at the head of its source.
+
+template "embed" {
+    source = "embed.c", reference = "embed",
+    args = { "w", "out" },
+    keys = { "quant", "m", "k", "n" },
+}
+template "rms_norm" {
+    source = "rms_norm.c", reference = "rms_norm",
+    args = { "x", "w", "out" },
+    keys = { "k", "n", "eps", "out", "row" },
+}
+template "matmul" {
+    source = "matmul.c", reference = "matmul",
+    args = { "a", "w", "out" },
+    keys = { "quant", "m", "k", "n", "residual" },
+    params = {
+        { name = "tokens", values = { 1, 2, 4 }, default = 4, doc = "tokens that share a register tile of 16 rows" },
+    },
+}
+template "rope_store" {
+    source = "rope_store.c", reference = "rope_store",
+    args = { "q", "k", "v", "table", "kcache", "vcache" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "rope_dim", "neox", "qk_norm", "eps", "kv", "ctx" },
+}
+template "rope_store_qknorm" {
+    source = "rope_store.c", reference = "rope_store",
+    args = { "q", "k", "v", "table", "q_norm", "k_norm", "kcache", "vcache" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "rope_dim", "neox", "qk_norm", "eps", "kv", "ctx" },
+}
+template "attention" {
+    source = "attention.c", reference = "attention",
+    args = { "q", "kcache", "vcache", "out" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx" },
+}
+template "quantize" {
+    source = "quantize.c", reference = "quantize",
+    args = { "x", "out" },
+    keys = { "k", "n" },
+}
+template "act_mul" {
+    source = "act_mul.c", reference = "act_mul",
+    args = { "gate", "up", "out" },
+    keys = { "k", "n", "out" },
+}
+
+-- What a matrix of a type reads: fp32 meets fp32, integers meet 16-bit integers.
+local function input_type(quant)
+    return (quant == "f32" or quant == "f16") and "f32" or "a16"
+end
+
+-- About 16 turns for all threads together: short enough to even them out, long enough to be worth taking.
+local function chunk(items)
+    return ceil_div(items, 16)
+end
+
+local function matmul(w, a, out, n, residual, barrier)
+    local items = ceil_div(w.m, 16)
+    launch("matmul", { a = a, w = weight(w, "rows16"), out = out },
+           { quant = w.quant, m = w.m, k = w.k, n = n, residual = residual },
+           { items = items, chunk = chunk(items), barrier = barrier, bytes = w.bytes, flops = 2 * w.m * w.k * n })
+end
+
+-- RMS norm of x by w (a vector: one row of k) in each type that a matrix of `readers` asks for: { a16 = value, f32 = value }.
+local function norms(op, w, readers, n, row)
+    local made, first = {}, true
+    for _, reader in ipairs(readers) do
+        local dtype = input_type(reader.quant)
+        if not made[dtype] then
+            made[dtype] = scratch("normed_" .. dtype, dtype, n, w.k)
+            launch("rms_norm", { x = op.x, w = weight(w, "plain"), out = made[dtype] },
+                   { k = w.k, n = n, eps = op.dims.rms_eps, out = dtype, row = row },
+                   { items = n, barrier = first, bytes = w.k * 4, flops = 4 * w.k * n })
+            first = false
+        end
+    end
+    return made
+end
+
+function lower.embed(op)
+    local w = op.w.token_embd
+    launch("embed", { w = weight(w, "rows16"), out = op.x }, { quant = w.quant, m = w.m, k = w.k, n = op.n },
+           { items = op.n, barrier = true, bytes = w.bytes // w.m * op.n })
+end
+
+function lower.qkv(op)
+    local w, d, n = op.w, op.dims, op.n
+    if w.attn_q_bias or w.attn_k_bias or w.attn_v_bias then error("biases of q, k and v are not supported on a CPU") end
+    local a = norms(op, w.attn_norm, { w.attn_q, w.attn_k, w.attn_v }, n, 0)
+    define(op.q, "f32")
+    local k, v = scratch("k", "f32", n, w.attn_k.m), scratch("v", "f32", n, w.attn_v.m)
+    matmul(w.attn_q, a[input_type(w.attn_q.quant)], op.q, n, 0, true)
+    matmul(w.attn_k, a[input_type(w.attn_k.quant)], k, n, 0, false)
+    matmul(w.attn_v, a[input_type(w.attn_v.quant)], v, n, 0, false)
+    local items = n * (d.n_head + 2 * d.n_head_kv)
+    local key = { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, rope_dim = d.rope_dim,
+                  neox = d.rope_neox, qk_norm = w.attn_q_norm and 1 or 0, eps = d.rms_eps, kv = op.kv, ctx = d.ctx }
+    local args = { q = op.q, k = k, v = v, table = rope_table(), kcache = cache("k"), vcache = cache("v") }
+    local how = { items = items, chunk = chunk(items), barrier = true, flops = 3 * n * (w.attn_q.m + w.attn_k.m) }
+    if w.attn_q_norm then
+        args.q_norm, args.k_norm = weight(w.attn_q_norm, "plain"), weight(w.attn_k_norm, "plain")
+        launch("rope_store_qknorm", args, key, how)
+    else
+        launch("rope_store", args, key, how)
+    end
+end
+
+-- The cost of attention grows with the position, which no launch knows; flops are those of the first positions.
+function lower.attention(op)
+    local d, n = op.dims, op.n
+    define(op.o, "f32")
+    local items = n * d.n_head
+    launch("attention", { q = op.q, kcache = cache("k"), vcache = cache("v"), out = op.o },
+           { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, kv = op.kv, ctx = d.ctx },
+           { items = items, chunk = ceil_div(items, 32), barrier = true, flops = 2 * n * n * d.n_head * d.head_dim })
+end
+
+function lower.attn_out(op)
+    local w, a = op.w.attn_output, op.o
+    if input_type(w.quant) == "a16" then
+        a = scratch("o_a16", "a16", op.n, w.k)
+        launch("quantize", { x = op.o, out = a }, { k = w.k, n = op.n }, { items = op.n, barrier = true })
+    end
+    matmul(w, a, op.x, op.n, 1, true)
+end
+
+function lower.ffn_up(op)
+    local w, n = op.w, op.n
+    local a = norms(op, w.ffn_norm, { w.ffn_gate, w.ffn_up }, n, 0)
+    local gate, up = scratch("gate", "f32", n, w.ffn_gate.m), scratch("up", "f32", n, w.ffn_up.m)
+    matmul(w.ffn_gate, a[input_type(w.ffn_gate.quant)], gate, n, 0, true)
+    matmul(w.ffn_up, a[input_type(w.ffn_up.quant)], up, n, 0, false)
+    local out = input_type(op.h.feeds)
+    define(op.h, out)
+    local items = n * ceil_div(w.ffn_gate.m, 256)
+    launch("act_mul", { gate = gate, up = up, out = op.h }, { k = w.ffn_gate.m, n = n, out = out },
+           { items = items, chunk = chunk(items), barrier = true, flops = 8 * n * w.ffn_gate.m })
+end
+
+function lower.ffn_down(op)
+    matmul(op.w.ffn_down, op.h, op.x, op.n, 1, true)
+end
+
+function lower.head(op)
+    local w = op.w.output
+    local a = norms(op, op.w.output_norm, { w }, 1, 1)
+    matmul(w, a[input_type(w.quant)], op.logits, 1, 0, true)
+end

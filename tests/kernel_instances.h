@@ -1,0 +1,222 @@
+/* Kernels of templates/cpu as ordinary functions of the test, so that sanitizers see inside. What a plan's kernel
+ * has as a constant is a variable here where the template allows it; so one instance serves all shapes.
+ *
+ * An instance: JT_NAME, its other macros and TEMPLATE, then this file includes itself to make the function and to
+ * clear all macros. Helpers of a template get the instance's name in front.
+ */
+#ifndef KERNEL_INSTANCES_H
+#define KERNEL_INSTANCES_H
+
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+
+static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_neox, jt_n_head, jt_n_head_kv;
+#define JT_M jt_m
+#define JT_K jt_k
+#define JT_RESIDUAL jt_residual
+#define JT_ROW jt_row
+#define JT_EPS 1e-5f
+#define JT_ROPE_DIM jt_rope_dim
+#define JT_NEOX jt_neox
+#define JT_N_HEAD jt_n_head
+#define JT_N_HEAD_KV jt_n_head_kv
+
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+#define OWN(x) JOIN(JT_NAME, x)
+#define column_weights OWN(column_weights)
+#define nibble_weights OWN(nibble_weights)
+#define nibble_at OWN(nibble_at)
+#define unit_weights OWN(unit_weights)
+#define unit_scales OWN(unit_scales)
+#define unit_offsets OWN(unit_offsets)
+#define row_unit OWN(row_unit)
+#define tile_store OWN(tile_store)
+#define tile_run OWN(tile_run)
+#define tokens_tile OWN(tokens_tile)
+#define panel OWN(panel)
+#define panel_fill OWN(panel_fill)
+#define norm_factor OWN(norm_factor)
+#define cache_item OWN(cache_item)
+#define head_factor OWN(head_factor)
+#define head_attend OWN(head_attend)
+#define scores OWN(scores)
+#define exponentials OWN(exponentials)
+#define values OWN(values)
+#define ARG_K_CACHE OWN(ARG_K_CACHE)
+#define ARG_V_CACHE OWN(ARG_V_CACHE)
+
+#define QUANT q4_1
+#define JT_QUANT_Q4_1 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q4_1
+#undef QUANT
+#define QUANT q8_0
+#define JT_QUANT_Q8_0 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q8_0
+#undef QUANT
+#define QUANT q4_k
+#define JT_QUANT_Q4_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q4_K
+#undef QUANT
+#define QUANT q6_k
+#define JT_QUANT_Q6_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q6_K
+#undef QUANT
+#define QUANT f16
+#define JT_QUANT_F16 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_F16
+#undef QUANT
+#define QUANT f32
+#define JT_QUANT_F32 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_F32
+#undef QUANT
+
+#define TEMPLATE "../templates/cpu/rms_norm.c"
+#define JT_NAME rms_norm_a16
+#define JT_OUT_A16 1
+#define JT_N 72
+#include "kernel_instances.h"
+#define JT_NAME rms_norm_f32
+#define JT_N 72
+#include "kernel_instances.h"
+#undef TEMPLATE
+#define TEMPLATE "../templates/cpu/act_mul.c"
+#define JT_NAME act_mul_a16
+#define JT_OUT_A16 1
+#define JT_N 72
+#include "kernel_instances.h"
+#define JT_NAME act_mul_f32
+#define JT_N 72
+#include "kernel_instances.h"
+#undef TEMPLATE
+#define TEMPLATE "../templates/cpu/quantize.c"
+#define JT_NAME quantize
+#define JT_N 72
+#include "kernel_instances.h"
+#undef TEMPLATE
+
+#define TEMPLATE "../templates/cpu/rope_store.c"
+#define JT_HEAD_DIM jt_head_dim
+#define JT_NAME rope_f32
+#include "kernel_instances.h"
+#define JT_HEAD_DIM jt_head_dim
+#define JT_NAME rope_f16
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_HEAD_DIM jt_head_dim
+#define JT_NAME rope_f32_norm
+#define JT_QK_NORM 1
+#include "kernel_instances.h"
+#define JT_HEAD_DIM jt_head_dim
+#define JT_NAME rope_f16_norm
+#define JT_QK_NORM 1
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#undef TEMPLATE
+
+#define TEMPLATE "../templates/cpu/attention.c"
+#define JT_NAME attention_f32_64
+#define JT_HEAD_DIM 64
+#include "kernel_instances.h"
+#define JT_NAME attention_f32_80
+#define JT_HEAD_DIM 80
+#include "kernel_instances.h"
+#define JT_NAME attention_f32_96
+#define JT_HEAD_DIM 96
+#include "kernel_instances.h"
+#define JT_NAME attention_f32_128
+#define JT_HEAD_DIM 128
+#include "kernel_instances.h"
+#define JT_NAME attention_f32_256
+#define JT_HEAD_DIM 256
+#include "kernel_instances.h"
+#define JT_NAME attention_f16_64
+#define JT_HEAD_DIM 64
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_f16_80
+#define JT_HEAD_DIM 80
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_f16_128
+#define JT_HEAD_DIM 128
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#undef TEMPLATE
+
+#elif defined INSTANCES_QUANT   /* what a weight type has */
+#undef INSTANCES_QUANT
+
+#define TEMPLATE "../templates/cpu/embed.c"
+#define JT_NAME JOIN(embed, QUANT)
+#include "kernel_instances.h"
+#undef TEMPLATE
+#define TEMPLATE "../templates/cpu/matmul.c"
+#define JT_NAME JOIN(matmul_n1, QUANT)
+#define JT_N 1
+#define JT_TOKENS 4
+#include "kernel_instances.h"
+#define JT_NAME JOIN(matmul_n8, QUANT)
+#define JT_N 8
+#define JT_TOKENS 4
+#include "kernel_instances.h"
+#define JT_NAME JOIN(matmul_n8_tokens1, QUANT)
+#define JT_N 8
+#define JT_TOKENS 1
+#include "kernel_instances.h"
+#define JT_NAME JOIN(matmul_n24_tokens2, QUANT)
+#define JT_N 24
+#define JT_TOKENS 2
+#include "kernel_instances.h"
+#define JT_NAME JOIN(matmul_n72, QUANT)
+#define JT_N 72
+#define JT_TOKENS 4
+#include "kernel_instances.h"
+#undef TEMPLATE
+
+#else   /* one instance */
+
+#include TEMPLATE
+#undef JT_NAME
+#undef JT_N
+#undef JT_TOKENS
+#undef JT_OUT_A16
+#undef JT_KV_F16
+#undef JT_QK_NORM
+#undef JT_HEAD_DIM
+#undef TILE_ROWS
+#undef BLOCK_UNITS
+#undef TILE_BYTES
+#undef BLOCK_COLS
+#undef BLOCK_BYTES
+#undef UNIT_SCALES
+#undef UNIT_MINS
+#undef UNITS
+#undef UNIT_GROUPS
+#undef PANEL_UNITS
+#undef PART_COLS
+#undef PARTS
+#undef TO_CACHE
+#undef TO_F32
+#undef HEAD_NORM
+#undef HEAD_VALUE
+#undef HEAD_WEIGHT
+#undef HEAD_ROTATE
+#undef HEADS
+#undef CACHE_COLS
+#undef CACHE_LOAD
+#undef CHUNK
+#undef VECTORS
+
+#endif

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Plain forward pass of a GGUF model in numpy: what jllm's logits are checked against.
+
+Weights are dequantised exactly, arithmetic is float64, attention is written out in full, nothing is fused. Shares no
+code with jllm. Families llama and qwen3; types f32, f16, q4_1, q8_0, q4_k, q6_k. Needs numpy.
+
+  oracle.py model.gguf --tokens 1,2,3 --out logits.npy    float32 [n_tokens, n_vocab], logits of every position
+  oracle.py model.gguf --tokens 1,2,3                     the five largest logits of each position
+  oracle.py a.npy --compare b.npy                         relative error by position: the largest, and where
+"""
+import argparse
+import mmap
+import struct
+import sys
+
+import numpy as np
+
+# ggml type number: name, elements of a block, bytes of a block
+TYPES = {0: ("f32", 1, 4), 1: ("f16", 1, 2), 3: ("q4_1", 32, 20), 8: ("q8_0", 32, 34), 12: ("q4_k", 256, 144),
+         14: ("q6_k", 256, 210)}
+U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
+FORMATS = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q",
+           I64: "<q", F64: "<d"}
+
+
+class GGUF:
+    """Metadata in .kv; .tensor(name) is the dequantised float64 array with rows first."""
+
+    def __init__(self, path):
+        with open(path, "rb") as f:
+            self.data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        magic, version, n_tensors, n_kv = struct.unpack_from("<4sIQQ", self.data, 0)
+        if magic != b"GGUF" or version not in (2, 3):
+            sys.exit(f"{path}: not a GGUF v2 or v3")
+        self.at = 24
+        self.kv = {}
+        for _ in range(n_kv):
+            key = self.string()
+            self.kv[key] = self.value(self.read(U32))
+        self.tensors = {}
+        for _ in range(n_tensors):
+            name, n_dims = self.string(), self.read(U32)
+            dims = [self.read(U64) for _ in range(n_dims)]
+            self.tensors[name] = (dims, self.read(U32), self.read(U64))
+        align = self.kv.get("general.alignment", 32)
+        self.base = (self.at + align - 1) // align * align
+
+    def read(self, kind):
+        v, = struct.unpack_from(FORMATS[kind], self.data, self.at)
+        self.at += struct.calcsize(FORMATS[kind])
+        return v
+
+    def string(self):
+        n = self.read(U64)
+        self.at += n
+        return self.data[self.at - n:self.at].decode("utf-8", "replace")
+
+    def value(self, kind):
+        if kind == STRING:
+            return self.string()
+        if kind == ARRAY:
+            item, n = self.read(U32), self.read(U64)
+            return [self.value(item) for _ in range(n)]
+        return self.read(kind)
+
+    def tensor(self, name):
+        dims, kind, offset = self.tensors[name]
+        if kind not in TYPES:
+            sys.exit(f"{name}: type {kind} is not one of {', '.join(t[0] for t in TYPES.values())}")
+        kind, elems, size = TYPES[kind]
+        n = int(np.prod(dims)) // elems
+        blocks = np.frombuffer(self.data, np.uint8, n * size, self.base + offset).reshape(n, size)
+        return dequantise(kind, blocks).reshape(dims[::-1])
+
+
+def dequantise(kind, b):
+    """Blocks of bytes, one a row -> float64 elements, one block a row."""
+    def half(at):
+        return np.ascontiguousarray(b[:, at:at + 2]).view("<f2").astype(np.float64)
+
+    def nibbles(a, axis):
+        return np.concatenate([a & 15, a >> 4], axis).astype(np.float64)
+
+    n = len(b)
+    if kind in ("f32", "f16"):
+        return np.ascontiguousarray(b).view("<f4" if kind == "f32" else "<f2").astype(np.float64)
+    if kind == "q8_0":
+        return half(0) * b[:, 2:].view(np.int8)
+    if kind == "q4_1":
+        return half(0) * nibbles(b[:, 4:], 1) + half(2)
+    if kind == "q4_k":
+        s = b[:, 4:16]
+        scale = np.concatenate([s[:, :4] & 63, (s[:, 8:] & 15) | (s[:, :4] >> 6 << 4)], 1)
+        least = np.concatenate([s[:, 4:8] & 63, (s[:, 8:] >> 4) | (s[:, 4:8] >> 6 << 4)], 1)
+        q = nibbles(b[:, 16:].reshape(n, 4, 1, 32), 2).reshape(n, 8, 32)
+        return ((half(0) * scale)[:, :, None] * q - (half(2) * least)[:, :, None]).reshape(n, 256)
+    if kind == "q6_k":
+        low, high = b[:, :128].reshape(n, 2, 1, 64), b[:, 128:192].reshape(n, 2, 1, 32)
+        low = nibbles(low, 2).reshape(n, 2, 4, 32)
+        high = high >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1) & 3
+        scale = half(208) * b[:, 192:208].view(np.int8)
+        return scale.repeat(16, 1) * (low + 16.0 * high - 32).reshape(n, 256)
+    raise KeyError(kind)
+
+
+class Model:
+    def __init__(self, path):
+        g = self.g = GGUF(path)
+        arch = g.kv["general.architecture"]
+        if arch not in ("llama", "qwen3"):
+            sys.exit(f"{path}: architecture {arch} is not llama or qwen3")
+
+        def get(key, otherwise=None):
+            return g.kv.get(f"{arch}.{key}", otherwise)
+
+        self.n_layer, n_embd, self.n_head = (get(k) for k in ("block_count", "embedding_length", "attention.head_count"))
+        self.n_head_kv = get("attention.head_count_kv", self.n_head)
+        self.head_dim = get("attention.key_length", n_embd // self.n_head)
+        self.eps = get("attention.layer_norm_rms_epsilon")
+        d = get("rope.dimension_count", self.head_dim)
+        self.first, self.second = ((slice(0, d // 2), slice(d // 2, d)) if arch == "qwen3" else
+                                   (slice(0, d, 2), slice(1, d, 2)))
+        self.turns = get("rope.freq_base", 1e4) ** (-np.arange(0, d, 2) / d)
+        if "rope_freqs.weight" in g.tensors:
+            self.turns = self.turns / g.tensor("rope_freqs.weight").ravel()
+        if get("rope.scaling.type") == "linear":
+            self.turns = self.turns / get("rope.scaling.factor", 1)
+
+    def norm(self, x, name):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.g.tensor(name)
+
+    def rotate(self, x):
+        angle = np.arange(len(x))[:, None, None] * self.turns
+        c, s, a, b, y = np.cos(angle), np.sin(angle), x[..., self.first], x[..., self.second], x.copy()
+        y[..., self.first], y[..., self.second] = a * c - b * s, a * s + b * c
+        return y
+
+    def heads(self, x, layer, letter, n_head):
+        y = (x @ self.g.tensor(f"{layer}.attn_{letter}.weight").T).reshape(len(x), n_head, self.head_dim)
+        if f"{layer}.attn_{letter}_norm.weight" in self.g.tensors:
+            y = self.norm(y, f"{layer}.attn_{letter}_norm.weight")
+        return y if letter == "v" else self.rotate(y)
+
+    def attend(self, q, k, v):
+        n, group, out = len(q), self.n_head // self.n_head_kv, np.empty_like(q)
+        for h in range(self.n_head):
+            score = q[:, h] @ k[:, h // group].T / np.sqrt(self.head_dim)
+            score = np.where(np.tril(np.ones((n, n), bool)), score, -np.inf)
+            weight = np.exp(score - score.max(1, keepdims=True))
+            out[:, h] = weight / weight.sum(1, keepdims=True) @ v[:, h // group]
+        return out.reshape(n, -1)
+
+    def logits(self, ids):
+        g = self.g
+        x = g.tensor("token_embd.weight")[ids]
+        for i in range(self.n_layer):
+            p = f"blk.{i}"
+            y = self.norm(x, f"{p}.attn_norm.weight")
+            q, k, v = (self.heads(y, p, c, self.n_head if c == "q" else self.n_head_kv) for c in "qkv")
+            x = x + self.attend(q, k, v) @ g.tensor(f"{p}.attn_output.weight").T
+            y = self.norm(x, f"{p}.ffn_norm.weight")
+            gate, up = (y @ g.tensor(f"{p}.ffn_{r}.weight").T for r in ("gate", "up"))
+            x = x + (gate / (1 + np.exp(-gate)) * up) @ g.tensor(f"{p}.ffn_down.weight").T
+        out = "output.weight" if "output.weight" in g.tensors else "token_embd.weight"
+        return self.norm(x, "output_norm.weight") @ g.tensor(out).T
+
+
+def relative_errors(want, got):
+    """By position: |got - want| / |want|."""
+    want, got = want.astype(np.float64), got.astype(np.float64)
+    return np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1)
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("model")
+    ap.add_argument("--tokens", help="ids, separated by commas")
+    ap.add_argument("--out", metavar="F.npy")
+    ap.add_argument("--compare", metavar="F.npy")
+    a = ap.parse_args()
+    if a.compare:
+        e = relative_errors(np.load(a.model), np.load(a.compare))
+        print(f"{e.max():.3e} at {e.argmax()}")
+        return
+    if not a.tokens:
+        ap.error("--tokens or --compare")
+    ids = [int(t) for t in a.tokens.split(",")]
+    logits = Model(a.model).logits(ids)
+    if a.out:
+        np.save(a.out, logits.astype(np.float32))
+        return
+    for i, row in enumerate(logits):
+        print(i, ids[i], *(f"{t}:{row[t]:.4f}" for t in np.argsort(-row)[:5]))
+
+
+if __name__ == "__main__":
+    main()

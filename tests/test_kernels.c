@@ -1,0 +1,612 @@
+/* Every CPU kernel against double precision on fresh random inputs, in awkward shapes, with outputs poisoned
+ * with NaN and guarded; and bit for bit: many tokens against one at a time, and any split of the items.
+ * Built for AVX2 and for the portable baseline, with sanitizers and without.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "../compiler/layout.h"
+
+#define JT_PLAN_STEP_H   /* plan.h has it */
+#include "kernel_instances.h"
+
+/* --- inputs and outputs --------------------------------------------------------------------------- */
+
+static uint64_t seed_next = 1;
+
+static float uniform(void) { return plan_seeded(0x6a6c6c6d, seed_next++); }
+static unsigned below(unsigned n) { return (unsigned)((uniform() + 1) * 0.5f * (float)n) % n; }
+
+/* Memory with a guard on each side; 0xff everywhere else is NaN as fp32 and as fp16. */
+enum { GUARD = 256 };
+struct guarded { uint8_t *base; size_t bytes; };
+
+static void *guarded_data(struct guarded g) { return g.base + GUARD; }
+
+static struct guarded guarded_new(size_t bytes) {
+    struct guarded g = { aligned_alloc(64, (bytes + 2 * GUARD + 63) / 64 * 64), bytes };
+    assert_non_null(g.base);
+    memset(g.base, 0xa5, GUARD);
+    memset(g.base + GUARD, 0xff, bytes);
+    memset(g.base + GUARD + bytes, 0xa5, GUARD);
+    return g;
+}
+
+static void guarded_free(struct guarded g) {
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(g.base[i], 0xa5);
+        assert_int_equal(g.base[GUARD + g.bytes + i], 0xa5);
+    }
+    free(g.base);
+}
+
+static void assert_poison(const void *p, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) assert_int_equal(((const uint8_t *)p)[i], 0xff);
+}
+
+static float *random_floats(size_t n, float amplitude) {
+    float *x = malloc(n * sizeof *x + 1);
+    assert_non_null(x);
+    for (size_t i = 0; i < n; i++) x[i] = uniform() * amplitude;
+    return x;
+}
+
+/* Run items in random pieces, the last ones first. */
+static void run_split(plan_cpu_kernel *kernel, void *const *args, const struct plan_step *step, unsigned items) {
+    for (unsigned last = items; last > 0;) {
+        unsigned first = last - 1 - below(last < 5 ? last : 5);
+        kernel(args, step, first, last);
+        last = first;
+    }
+}
+
+/* sqrt(sum (got - want)^2) / sqrt(sum want^2); NaN when anything is. */
+static double distance(const float *got, const double *want, size_t n) {
+    double error = 0, size = 0;
+    for (size_t i = 0; i < n; i++) {
+        error += (got[i] - want[i]) * (got[i] - want[i]);
+        size += want[i] * want[i];
+    }
+    return sqrt(error / (size > 0 ? size : 1));
+}
+
+static void assert_near(const float *got, const double *want, size_t n, double bound) {
+    double d = distance(got, want, n);
+    if (!(d <= bound)) fail_msg("relative distance %g, bound %g", d, bound);
+}
+
+/* --- A16 ------------------------------------------------------------------------------------------- */
+
+struct a16 { int16_t *q; float *scale, *sum; };
+
+static size_t a16_bytes(size_t rows, size_t cols) {
+    return (rows * cols * 2 + 63) / 64 * 64 + 2 * ((rows * (cols / 32) * 4 + 63) / 64 * 64);
+}
+static struct a16 a16_view(void *base, size_t rows, size_t cols) {
+    uint8_t *p = base;
+    size_t q = (rows * cols * 2 + 63) / 64 * 64, s = (rows * (cols / 32) * 4 + 63) / 64 * 64;
+    return (struct a16){ (int16_t *)p, (float *)(void *)(p + q), (float *)(void *)(p + q + s) };
+}
+
+/* n random tokens; the same for the same first and seed, whatever `rows`. */
+static void a16_random(void *base, size_t rows, size_t cols, size_t first, size_t n, uint64_t seed) {
+    struct a16 a = a16_view(base, rows, cols);
+    for (size_t t = 0; t < n; t++) {
+        for (size_t b = 0; b < cols / 32; b++) {
+            int32_t sum = 0;
+            for (size_t i = 32 * b; i < 32 * b + 32; i++) {
+                int16_t q = (int16_t)lrintf(32767.0f * plan_seeded(seed, (first + t) * cols + i));
+                a.q[t * cols + i] = q;
+                sum += q;
+            }
+            float scale = (1 + plan_seeded(seed ^ 0x5ca1e, (first + t) * (cols / 32) + b) / 2) / 32767.0f;
+            a.scale[t * (cols / 32) + b] = scale;
+            a.sum[t * (cols / 32) + b] = scale * (float)sum;
+        }
+    }
+}
+
+/* got against wanted values: largest magnitude at 32767, nearest integers, exact sums. */
+static void assert_a16(void *base, size_t rows, size_t cols, size_t n, const double *want) {
+    struct a16 a = a16_view(base, rows, cols);
+    for (size_t b = 0; b < n * cols / 32; b++) {
+        double top = 0;
+        int32_t sum = 0;
+        for (size_t i = 32 * b; i < 32 * b + 32; i++) top = fmax(top, fabs(want[i]));
+        assert_true(fabs(a.scale[b] * 32767.0 - top) <= 2e-6 * top);
+        for (size_t i = 32 * b; i < 32 * b + 32; i++) {
+            double got = (double)a.q[i] * (double)a.scale[b];
+            if (!(fabs(got - want[i]) <= top * (0.5 + 0.08) / 32767)) fail_msg("a16: %g, not %g (of %g)", got, want[i], top);
+            sum += a.q[i];
+        }
+        assert_true(a.sum[b] == a.scale[b] * (float)sum);
+    }
+}
+
+/* --- weights --------------------------------------------------------------------------------------- */
+
+static void put_half(uint8_t *p, float x) {
+    uint16_t h = quant_to_half(x);
+    memcpy(p, &h, 2);
+}
+
+/* Random blocks of a tensor: any bits, except that scales are sane numbers. */
+static uint8_t *random_tensor(enum quant q, size_t rows, size_t cols) {
+    const struct quant_format *f = &quant_formats[q];
+    size_t n = rows * cols / f->block_elems;
+    uint8_t *tensor = malloc(n * f->block_bytes);
+    assert_non_null(tensor);
+    for (size_t i = 0; i < n * f->block_bytes; i++) tensor[i] = (uint8_t)below(256);
+    for (size_t i = 0; i < n; i++) {
+        uint8_t *block = tensor + i * f->block_bytes;
+        float x = uniform();
+        if (q == QUANT_F32) memcpy(block, &x, 4);
+        else put_half(block + (q == QUANT_Q6_K ? 208 : 0), x * (q == QUANT_F16 ? 1.0f : 0.02f));
+        if (q == QUANT_Q4_1 || q == QUANT_Q4_K) put_half(block + 2, uniform() * 0.02f);
+    }
+    return tensor;
+}
+
+/* The layout, with nothing behind it but a guard. */
+static struct guarded packed(enum quant q, const uint8_t *tensor, size_t rows, size_t cols) {
+    uint64_t bytes = 0;
+    assert_true(layout_bytes("rows16", &quant_formats[q], rows, cols, &bytes));
+    struct guarded g = guarded_new(bytes);
+    layout_pack("rows16", &quant_formats[q], tensor, rows, cols, 0, rows, guarded_data(g));
+    return g;
+}
+
+/* --- matmul and embed ------------------------------------------------------------------------------ */
+
+#define MATMULS(q) { embed_##q, matmul_n1_##q, { { matmul_n8_##q, 8 }, { matmul_n8_tokens1_##q, 8 }, \
+                     { matmul_n24_tokens2_##q, 24 }, { matmul_n72_##q, 72 } } }
+static const struct {
+    plan_cpu_kernel *embed, *one;
+    struct { plan_cpu_kernel *run; unsigned n; } many[4];
+} matmuls[QUANT_COUNT] = {
+    [QUANT_F32] = MATMULS(f32),   [QUANT_F16] = MATMULS(f16),   [QUANT_Q4_1] = MATMULS(q4_1),
+    [QUANT_Q8_0] = MATMULS(q8_0), [QUANT_Q4_K] = MATMULS(q4_k), [QUANT_Q6_K] = MATMULS(q6_k),
+};
+static bool takes_floats(enum quant q) { return q == QUANT_F32 || q == QUANT_F16; }
+
+enum { TOKENS = 70 };
+struct matmul_case {
+    enum quant q;
+    unsigned m, k, items;
+    uint64_t seed;
+    struct guarded w;
+    float *start;      /* what stands in out before */
+    float *rows;       /* out of one token at a time */
+};
+
+/* Activations first .. first + n for a kernel of up to `rows` tokens; the others are poison. */
+static struct guarded activations(const struct matmul_case *c, unsigned rows, unsigned first, unsigned n) {
+    struct guarded g = guarded_new(takes_floats(c->q) ? (size_t)rows * c->k * 4 : a16_bytes(rows, c->k));
+    float *x = guarded_data(g);
+    if (!takes_floats(c->q)) a16_random(x, rows, c->k, first, n, c->seed);
+    else for (size_t i = 0; i < (size_t)n * c->k; i++) x[i] = plan_seeded(c->seed, first * c->k + i);
+    return g;
+}
+
+static void matmul_run(const struct matmul_case *c, plan_cpu_kernel *kernel, unsigned rows, unsigned first, unsigned n, float *out) {
+    struct guarded a = activations(c, rows, first, n);
+    struct plan_step step = { .n_tokens = n };
+    run_split(kernel, (void *[]){ guarded_data(a), guarded_data(c->w), out }, &step, c->items);
+    guarded_free(a);
+}
+
+static void matmul_check_values(const struct matmul_case *c, const uint8_t *tensor) {
+    const struct quant_format *f = &quant_formats[c->q];
+    double *w = malloc(c->k * sizeof *w), *want = malloc((size_t)TOKENS * c->m * sizeof *want);
+    struct guarded g = activations(c, TOKENS, 0, TOKENS);
+    struct a16 a = a16_view(guarded_data(g), TOKENS, c->k);
+    const float *x = guarded_data(g);
+    for (unsigned m = 0; m < c->m; m++) {
+        quant_decode(f, tensor + (size_t)m * c->k / f->block_elems * f->block_bytes, c->k, w);
+        for (size_t t = 0; t < TOKENS; t++) {
+            double y = jt_residual ? (double)c->start[t * c->m + m] : 0;
+            for (size_t k = 0, i = t * c->k; k < c->k; k++, i++)
+                y += w[k] * (takes_floats(c->q) ? (double)x[i] : a.q[i] * (double)a.scale[i / 32]);
+            want[t * c->m + m] = y;
+        }
+    }
+    assert_near(c->rows, want, (size_t)TOKENS * c->m, 2e-6);
+    guarded_free(g);
+    free(w);
+    free(want);
+}
+
+/* n tokens at once, placed anywhere among the 70: the bytes of each alone, and nothing else written. */
+static void matmul_check_many(const struct matmul_case *c, plan_cpu_kernel *kernel, unsigned rows, unsigned n) {
+    unsigned first = below(TOKENS - n + 1);
+    struct guarded out = guarded_new((size_t)rows * c->m * 4);
+    float *y = guarded_data(out);
+    if (jt_residual) memcpy(y, c->start + first * c->m, (size_t)n * c->m * 4);
+    matmul_run(c, kernel, rows, first, n, y);
+    assert_memory_equal(y, c->rows + first * c->m, (size_t)n * c->m * 4);
+    assert_poison(y + n * c->m, (size_t)(rows - n) * c->m * 4);
+    guarded_free(out);
+}
+
+static void check_embed(const struct matmul_case *c, const uint8_t *tensor) {
+    const struct quant_format *f = &quant_formats[c->q];
+    double *w = malloc(c->k * sizeof *w);
+    struct plan_step step = { .n_tokens = 5, .ids = { 0, (int32_t)c->m - 1, (int32_t)below(c->m), (int32_t)(c->m / 2), 0 } };
+    struct guarded out = guarded_new((size_t)7 * c->k * 4);
+    float *x = guarded_data(out);
+    run_split(matmuls[c->q].embed, (void *[]){ guarded_data(c->w), x }, &step, 7);
+    for (unsigned t = 0; t < 5; t++) {
+        quant_decode(f, tensor + (size_t)step.ids[t] * c->k / f->block_elems * f->block_bytes, c->k, w);
+        for (unsigned k = 0; k < c->k; k++) assert_true(x[t * c->k + k] == (float)w[k]);
+    }
+    assert_poison(x + 5 * c->k, (size_t)2 * c->k * 4);
+    guarded_free(out);
+    free(w);
+}
+
+static void check_matrix(enum quant q, unsigned m, unsigned k, bool every_n) {
+    uint8_t *tensor = random_tensor(q, m, k);
+    struct matmul_case c = { .q = q, .m = m, .k = k, .items = (m + 15) / 16, .seed = seed_next += 1000 };
+    c.w = packed(q, tensor, m, k);
+    c.start = random_floats((size_t)TOKENS * m, 1);
+    jt_m = m;
+    jt_k = k;
+    check_embed(&c, tensor);
+    for (jt_residual = 0; jt_residual < 2; jt_residual++) {
+        struct guarded rows = guarded_new((size_t)TOKENS * m * 4);
+        c.rows = guarded_data(rows);
+        if (jt_residual) memcpy(c.rows, c.start, (size_t)TOKENS * m * 4);
+        for (unsigned t = 0; t < TOKENS; t++) matmul_run(&c, matmuls[q].one, 1, t, 1, c.rows + t * m);
+        matmul_check_values(&c, tensor);
+        for (unsigned i = 0; i < COUNT(matmuls[q].many); i++)
+            for (unsigned n = 1; n <= matmuls[q].many[i].n && n <= TOKENS; n += every_n || n < 5 ? 1 : 1 + below(17))
+                matmul_check_many(&c, matmuls[q].many[i].run, matmuls[q].many[i].n, n);
+        guarded_free(rows);
+    }
+    guarded_free(c.w);
+    free(c.start);
+    free(tensor);
+}
+
+static void check_type(enum quant q) {
+    if (quant_formats[q].block_elems == 256) {
+        check_matrix(q, 17, 256, true);
+        check_matrix(q, 33, 768, false);
+        check_matrix(q, 3, 2048, false);
+        return;
+    }
+    check_matrix(q, 17, 64, true);
+    check_matrix(q, 16, 32, false);
+    check_matrix(q, 40, 288, false);
+    check_matrix(q, 33, 576, false);
+    check_matrix(q, 1, 768, false);
+    check_matrix(q, 5, 256, false);
+}
+
+static void test_q4_1(void **state) { (void)state; check_type(QUANT_Q4_1); }
+static void test_q8_0(void **state) { (void)state; check_type(QUANT_Q8_0); }
+static void test_q4_k(void **state) { (void)state; check_type(QUANT_Q4_K); }
+static void test_q6_k(void **state) { (void)state; check_type(QUANT_Q6_K); }
+static void test_f16(void **state) { (void)state; check_type(QUANT_F16); }
+static void test_f32(void **state) { (void)state; check_type(QUANT_F32); }
+
+/* A value that is not finite makes NaN of what reads its block, and nothing else of the token. */
+static void test_not_finite(void **state) {
+    (void)state;
+    static const float bad[] = { NAN, -NAN, INFINITY, -INFINITY };
+    jt_k = 64;
+    for (unsigned i = 0; i < 32; i++) {
+        float *x = random_floats(64, 1);
+        struct guarded out = guarded_new(a16_bytes(72, 64));
+        struct plan_step step = { .n_tokens = 1 };
+        x[32 + i] = bad[i % 4];
+        quantize((void *[]){ x, guarded_data(out) }, &step, 0, 1);
+        struct a16 a = a16_view(guarded_data(out), 72, 64);
+        assert_true(a.scale[0] > 0 && isfinite(a.sum[0]) && isnan(a.scale[1]) && isnan(a.sum[1]));
+        guarded_free(out);
+        free(x);
+    }
+}
+
+/* --- per token ------------------------------------------------------------------------------------- */
+
+/* Run a kernel whose out is [72][k] of either type over `items_per_token` items a token, check the values. */
+static void check_rows(plan_cpu_kernel *kernel, bool a16, void *in, void *w, unsigned n_args, unsigned n, unsigned k,
+                       unsigned items_per_token, const double *want) {
+    struct guarded out = guarded_new(a16 ? a16_bytes(72, k) : (size_t)72 * k * 4);
+    void *y = guarded_data(out);
+    struct plan_step step = { .n_tokens = n };
+    run_split(kernel, n_args == 3 ? (void *[]){ in, w, y } : (void *[]){ in, y, NULL }, &step, 72 * items_per_token);
+    if (a16) {
+        assert_a16(y, 72, k, n, want);
+        assert_poison((int16_t *)y + (size_t)n * k, (size_t)(72 - n) * k * 2);
+        assert_poison(a16_view(y, 72, k).scale + n * k / 32, (size_t)(72 - n) * k / 32 * 4);
+        assert_poison(a16_view(y, 72, k).sum + n * k / 32, (size_t)(72 - n) * k / 32 * 4);
+    } else {
+        for (unsigned t = 0; t < n; t++) assert_near((float *)y + (size_t)t * k, want + (size_t)t * k, k, 4e-7);
+        assert_poison((float *)y + (size_t)n * k, (size_t)(72 - n) * k * 4);
+    }
+    guarded_free(out);
+}
+
+static void norm_want(const float *x, const float *w, unsigned k, double *want) {
+    double sum = 0;
+    for (unsigned i = 0; i < k; i++) sum += (double)x[i] * (double)x[i];
+    for (unsigned i = 0; i < k; i++) want[i] = (double)x[i] / sqrt(sum / k + (double)JT_EPS) * (double)w[i];
+}
+
+static void test_rms_norm(void **state) {
+    (void)state;
+    for (unsigned i = 0; i < 8; i++) {
+        unsigned k = (unsigned[]){ 32, 64, 96, 576 }[i % 4], n = 1 + below(70);
+        float *x = random_floats((size_t)72 * k, i < 4 ? 3.0f : 1e-3f), *w = random_floats(k, 2);
+        double *want = malloc((size_t)72 * k * sizeof *want);
+        for (unsigned t = 0; t < 72; t++) norm_want(x + (size_t)t * k, w, k, want + (size_t)t * k);
+        jt_k = k, jt_row = 0;
+        check_rows(rms_norm_f32, false, x, w, 3, n, k, 1, want);
+        check_rows(rms_norm_a16, true, x, w, 3, n, k, 1, want);
+        jt_row = 1;
+        float *y = random_floats(k, 1);
+        struct plan_step step = { .n_tokens = 3, .row = 1 + below(71) };
+        rms_norm_f32((void *[]){ x, w, y }, &step, 0, 1);
+        assert_near(y, want + (size_t)step.row * k, k, 4e-7);
+        free(x), free(w), free(y), free(want);
+    }
+}
+
+static void test_quantize(void **state) {
+    (void)state;
+    for (unsigned i = 0; i < 6; i++) {
+        unsigned k = (unsigned[]){ 32, 64, 576 }[i % 3], n = 1 + below(72);
+        float *x = random_floats((size_t)72 * k, i < 3 ? 1e5f : 1e-6f);
+        double *want = malloc((size_t)72 * k * sizeof *want);
+        for (size_t b = 0; b < (size_t)72 * k; b += 32 * (1 + below(3))) memset(x + b, 0, 32 * sizeof *x);
+        for (size_t j = 0; j < (size_t)72 * k; j++) want[j] = (double)x[j];
+        jt_k = k;
+        check_rows(quantize, true, x, NULL, 2, n, k, 1, want);
+        free(x), free(want);
+    }
+}
+
+static void test_act_mul(void **state) {
+    (void)state;
+    static const float special[] = { 0, -0.0f, 1e-6f, -1e-6f, 20, -20, 87, -87, 89, -89, 104, -104, 1e4f, -1e4f };
+    for (unsigned i = 0; i < 10; i++) {
+        unsigned k = (unsigned[]){ 32, 256, 288, 576, 1536 }[i % 5], n = 1 + below(70);
+        float *gate = random_floats((size_t)72 * k, i < 5 ? 8.0f : 90.0f), *up = random_floats((size_t)72 * k, 2);
+        double *want = malloc((size_t)72 * k * sizeof *want);
+        for (size_t j = 0; j < COUNT(special); j++) gate[j] = special[j];
+        for (size_t j = 0; j < (size_t)72 * k; j++) want[j] = (double)gate[j] / (1 + exp(-(double)gate[j])) * (double)up[j];
+        jt_k = k;
+        check_rows(act_mul_f32, false, gate, up, 3, n, k, (k + 255) / 256, want);
+        check_rows(act_mul_a16, true, gate, up, 3, n, k, (k + 255) / 256, want);
+        free(gate), free(up), free(want);
+    }
+}
+
+static float exp_of(float x) { return f32x8_exp(f32x8_all(x))[below(8)]; }
+
+static void test_exp(void **state) {
+    (void)state;
+    double worst = 0;
+    for (int i = 0; i < 200000; i++) {
+        float x = uniform() * 87.0f;
+        double want = exp((double)x);
+        worst = fmax(worst, fabs((double)exp_of(x) - want) / want);
+    }
+    if (!(worst < 2e-7)) fail_msg("relative error %g", worst);
+    assert_true(exp_of(0) == 1 && exp_of(-INFINITY) == 0 && exp_of(-1e30f) == 0 && exp_of(-105) == 0);
+    assert_true(isinf(exp_of(INFINITY)) && isinf(exp_of(89)) && isnan(exp_of(NAN)));
+}
+
+static void test_half(void **state) {
+    (void)state;
+    for (unsigned h = 0; h < 65536; h++) {
+        uint16_t half = (uint16_t)h;
+        double want = quant_half(half);
+        float got = f32_from_f16(&half);
+        if (isnan(want)) assert_true(isnan(got));
+        else assert_true((double)got == want && !signbit(got) == !signbit(want));
+    }
+    for (unsigned i = 0; i < 200000; i++) {
+        uint32_t bits = (uint32_t)((uniform() + 1) * 0x1p31f) ^ (uint32_t)below(1 << 13);
+        float x = i < 65536 ? (float)quant_half((uint16_t)i) * (1 + uniform() * 0x1p-10f) : f32_of_bits(bits);
+        if (isnan(x)) assert_int_equal(f32_to_f16(x) & 0x7e00, 0x7e00);
+        else assert_int_equal(f32_to_f16(x), quant_to_half(x));
+    }
+}
+
+/* --- rope and cache -------------------------------------------------------------------------------- */
+
+enum { CTX = 600 };
+
+static double cache_at(const void *cache, bool f16, size_t i) {
+    return f16 ? quant_half(((const uint16_t *)cache)[i]) : (double)((const float *)cache)[i];
+}
+
+static void rope_want(const float *x, const float *w, const float *turn, double *y) {
+    double head[256], factor = 1;
+    if (w) {
+        double sum = 0;
+        for (unsigned i = 0; i < jt_head_dim; i++) sum += (double)x[i] * (double)x[i];
+        factor = 1 / sqrt(sum / jt_head_dim + (double)JT_EPS);
+    }
+    for (unsigned i = 0; i < jt_head_dim; i++) y[i] = head[i] = (double)x[i] * factor * (w ? (double)w[i] : 1);
+    for (unsigned i = 0; i < jt_rope_dim / 2; i++) {
+        unsigned a = jt_neox ? i : 2 * i, b = jt_neox ? i + jt_rope_dim / 2 : 2 * i + 1;
+        y[a] = head[a] * (double)turn[2 * i] - head[b] * (double)turn[2 * i + 1];
+        y[b] = head[a] * (double)turn[2 * i + 1] + head[b] * (double)turn[2 * i];
+    }
+}
+
+struct rope_case {
+    plan_cpu_kernel *kernel;
+    bool f16, norm;
+    unsigned n, pos;
+    float *q, *k, *v, *table, *q_norm, *k_norm;
+};
+
+static void rope_run(const struct rope_case *c, unsigned first, unsigned n, float *q, void *k_cache, void *v_cache) {
+    struct plan_step step = { .n_tokens = n, .pos = c->pos + first };
+    unsigned kv_cols = jt_n_head_kv * jt_head_dim, heads = jt_n_head + 2 * jt_n_head_kv;
+    float *k = c->k + first * kv_cols, *v = c->v + first * kv_cols;
+    q += first * jt_n_head * jt_head_dim;
+    if (c->norm) run_split(c->kernel, (void *[]){ q, k, v, c->table, c->q_norm, c->k_norm, k_cache, v_cache }, &step, (n + 2) * heads);
+    else run_split(c->kernel, (void *[]){ q, k, v, c->table, k_cache, v_cache }, &step, (n + 2) * heads);
+}
+
+static void rope_check_cache(const struct rope_case *c, const void *k_cache, const void *v_cache) {
+    unsigned cols = jt_n_head_kv * jt_head_dim, item = c->f16 ? 2 : 4;
+    double k[256], bound = c->f16 ? 0x1p-11 : 3e-7;
+    for (unsigned t = 0; t < c->n; t++) {
+        for (unsigned h = 0; h < jt_n_head_kv; h++) {
+            size_t from = t * cols + h * jt_head_dim, to = (c->pos + t) * cols + h * jt_head_dim;
+            rope_want(c->k + from, c->norm ? c->k_norm : NULL, c->table + (c->pos + t) * jt_rope_dim, k);
+            for (unsigned i = 0; i < jt_head_dim; i++) {
+                assert_true(fabs(cache_at(k_cache, c->f16, to + i) - k[i]) <= bound * (fabs(k[i]) + 1));
+                assert_true(fabs(cache_at(v_cache, c->f16, to + i) - (double)c->v[from + i]) <= bound * fabs((double)c->v[from + i]) + 3e-8);
+            }
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        const uint8_t *cache = i ? v_cache : k_cache;
+        assert_poison(cache, (size_t)c->pos * cols * item);
+        assert_poison(cache + (size_t)(c->pos + c->n) * cols * item, (size_t)(CTX - c->pos - c->n) * cols * item);
+    }
+}
+
+static void check_rope(struct rope_case *c) {
+    unsigned q_cols = jt_n_head * jt_head_dim, kv_cols = jt_n_head_kv * jt_head_dim;
+    size_t cache_bytes = (size_t)CTX * kv_cols * (c->f16 ? 2 : 4), q_bytes = (size_t)(c->n + 2) * q_cols * 4;
+    struct guarded g[6];
+    for (int i = 0; i < 6; i++) g[i] = guarded_new(i < 2 ? q_bytes : cache_bytes);
+    float *q = guarded_data(g[0]), *q_single = guarded_data(g[1]);
+    memcpy(q, c->q, q_bytes);
+    memcpy(q_single, c->q, q_bytes);
+    rope_run(c, 0, c->n, q, guarded_data(g[2]), guarded_data(g[3]));
+    for (unsigned t = 0; t < c->n; t++) rope_run(c, t, 1, q_single, guarded_data(g[4]), guarded_data(g[5]));
+    assert_memory_equal(q, q_single, q_bytes);
+    assert_memory_equal(guarded_data(g[2]), guarded_data(g[4]), cache_bytes);
+    assert_memory_equal(guarded_data(g[3]), guarded_data(g[5]), cache_bytes);
+    double want[256];
+    for (unsigned h = 0; h < c->n * jt_n_head; h++) {
+        rope_want(c->q + h * jt_head_dim, c->norm ? c->q_norm : NULL, c->table + (c->pos + h / jt_n_head) * jt_rope_dim, want);
+        assert_near(q + h * jt_head_dim, want, jt_head_dim, 4e-7);
+    }
+    assert_memory_equal(q + c->n * q_cols, c->q + c->n * q_cols, (size_t)2 * q_cols * 4);
+    rope_check_cache(c, guarded_data(g[2]), guarded_data(g[3]));
+    for (int i = 0; i < 6; i++) guarded_free(g[i]);
+}
+
+static void test_rope_store(void **state) {
+    (void)state;
+    static const struct { plan_cpu_kernel *kernel; bool f16, norm; } kinds[] = {
+        { rope_f32, false, false }, { rope_f16, true, false }, { rope_f32_norm, false, true }, { rope_f16_norm, true, true } };
+    static const unsigned dims[][2] = { { 64, 64 }, { 80, 80 }, { 96, 48 }, { 128, 128 }, { 256, 64 } };
+    for (unsigned i = 0; i < 40; i++) {
+        struct rope_case c = { kinds[i % 4].kernel, kinds[i % 4].f16, kinds[i % 4].norm, 1 + below(9), below(500), 0, 0, 0, 0, 0, 0 };
+        jt_head_dim = dims[i % 5][0], jt_rope_dim = dims[i % 5][1], jt_neox = i / 4 % 2;
+        jt_n_head_kv = 1 + below(3), jt_n_head = jt_n_head_kv * (1 + below(4));
+        size_t rows = c.n + 2, kv = rows * jt_n_head_kv * jt_head_dim;
+        c.q = random_floats(rows * jt_n_head * jt_head_dim, 4), c.k = random_floats(kv, 4), c.v = random_floats(kv, 4);
+        c.table = random_floats((size_t)CTX * jt_rope_dim, 1);
+        c.q_norm = random_floats(jt_head_dim, 2), c.k_norm = random_floats(jt_head_dim, 2);
+        check_rope(&c);
+        free(c.q), free(c.k), free(c.v), free(c.table), free(c.q_norm), free(c.k_norm);
+    }
+}
+
+/* --- attention ------------------------------------------------------------------------------------- */
+
+struct attention_case { plan_cpu_kernel *kernel; bool f16; unsigned head_dim; const float *q; const void *k, *v; };
+
+static void attend_want(const struct attention_case *c, const float *q, unsigned kv_head, unsigned positions, double *out) {
+    double *score = malloc(positions * sizeof *score), top = -INFINITY, total = 0;
+    unsigned cols = jt_n_head_kv * c->head_dim, at = kv_head * c->head_dim;
+    for (unsigned p = 0; p < positions; p++) {
+        score[p] = 0;
+        for (unsigned i = 0; i < c->head_dim; i++) score[p] += (double)q[i] * cache_at(c->k, c->f16, p * cols + at + i);
+        score[p] /= sqrt(c->head_dim);
+        top = fmax(top, score[p]);
+    }
+    for (unsigned i = 0; i < c->head_dim; i++) out[i] = 0;
+    for (unsigned p = 0; p < positions; p++) {
+        double e = exp(score[p] - top);
+        total += e;
+        for (unsigned i = 0; i < c->head_dim; i++) out[i] += e * cache_at(c->v, c->f16, p * cols + at + i);
+    }
+    for (unsigned i = 0; i < c->head_dim; i++) out[i] /= total;
+    free(score);
+}
+
+static void attention_run(const struct attention_case *c, unsigned first, unsigned n, unsigned pos, float *out) {
+    struct plan_step step = { .n_tokens = n, .pos = pos + first };
+    size_t at = (size_t)first * jt_n_head * c->head_dim;
+    union { const void *from; void *to; } q = { c->q + at }, k = { c->k }, v = { c->v };
+    run_split(c->kernel, (void *[]){ q.to, k.to, v.to, out + at }, &step, (n + 1) * jt_n_head);
+}
+
+static void check_attention(const struct attention_case *c, unsigned pos, unsigned n) {
+    size_t cols = (size_t)jt_n_head * c->head_dim, bytes = (n + 1) * cols * 4;
+    struct guarded all = guarded_new(bytes), single = guarded_new(bytes);
+    float *y = guarded_data(all), *y_single = guarded_data(single);
+    attention_run(c, 0, n, pos, y);
+    for (unsigned t = 0; t < n; t++) attention_run(c, t, 1, pos, y_single);
+    assert_memory_equal(y, y_single, bytes);
+    assert_poison(y + n * cols, cols * 4);
+    double want[256];
+    for (unsigned i = 0; i < n * jt_n_head; i++) {
+        attend_want(c, c->q + i * c->head_dim, i % jt_n_head / (jt_n_head / jt_n_head_kv), pos + i / jt_n_head + 1, want);
+        assert_near(y + i * c->head_dim, want, c->head_dim, 5e-6);
+    }
+    guarded_free(all);
+    guarded_free(single);
+}
+
+/* A cache whose first `rows` rows are numbers, larger towards the end so that the running maximum moves. */
+static struct guarded random_cache(bool f16, unsigned cols, unsigned rows) {
+    struct guarded g = guarded_new((size_t)CTX * cols * (f16 ? 2 : 4));
+    for (size_t i = 0; i < (size_t)rows * cols; i++) {
+        float x = uniform() * (1 + (float)(i / cols) / 100);
+        if (f16) put_half((uint8_t *)guarded_data(g) + 2 * i, x);
+        else ((float *)guarded_data(g))[i] = x;
+    }
+    return g;
+}
+
+static void test_attention(void **state) {
+    (void)state;
+    static const struct { plan_cpu_kernel *kernel; bool f16; unsigned head_dim; } kinds[] = {
+        { attention_f32_64, false, 64 },   { attention_f32_80, false, 80 }, { attention_f32_96, false, 96 },
+        { attention_f32_128, false, 128 }, { attention_f32_256, false, 256 }, { attention_f16_64, true, 64 },
+        { attention_f16_80, true, 80 },    { attention_f16_128, true, 128 } };
+    static const unsigned contexts[] = { 1, 31, 32, 33, 255, 256, 257, 513 }, groups[] = { 1, 3, 4, 6, 7, 8 };
+    for (unsigned i = 0; i < 48; i++) {
+        struct attention_case c = { kinds[i % 8].kernel, kinds[i % 8].f16, kinds[i % 8].head_dim, 0, 0, 0 };
+        unsigned context = contexts[(i + i / 8) % 8], n = 1 + below(context < 9 ? context : 9);
+        jt_n_head_kv = 1 + i % 2, jt_n_head = jt_n_head_kv * groups[i / 8];
+        float *q = random_floats((size_t)(n + 1) * jt_n_head * c.head_dim, i % 3 ? 1.0f : 6.0f);
+        struct guarded k = random_cache(c.f16, jt_n_head_kv * c.head_dim, context);
+        struct guarded v = random_cache(c.f16, jt_n_head_kv * c.head_dim, context);
+        c.q = q, c.k = guarded_data(k), c.v = guarded_data(v);
+        check_attention(&c, context - n, n);
+        guarded_free(k), guarded_free(v), free(q);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_q4_1),     cmocka_unit_test(test_q8_0),       cmocka_unit_test(test_q4_k),
+        cmocka_unit_test(test_q6_k),     cmocka_unit_test(test_f16),        cmocka_unit_test(test_f32),
+        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_quantize),
+        cmocka_unit_test(test_act_mul),  cmocka_unit_test(test_exp),        cmocka_unit_test(test_half),
+        cmocka_unit_test(test_rope_store), cmocka_unit_test(test_attention),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
