@@ -31,7 +31,7 @@ void cover_build(const uint32_t *n_tokens, const uint64_t *cost, const uint64_t 
             uint64_t missing = length < n_tokens[i] ? n_tokens[i] - length : 0, saved;
             if (!u64_mul(missing, token_cost[i], &saved) || saved > cost[i]) saved = cost[i];
             uint64_t total = cost_add(cost[i] - saved, best[left % RING]);
-            if (total <= least) {
+            if (total < least || (total == least && n_tokens[i] <= length)) {
                 least = total;
                 taken = i;
             }

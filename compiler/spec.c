@@ -227,7 +227,7 @@ static bool read_value(struct reader *r, int index, struct spec_value *v, const 
 static const char *show_value(struct reader *r, const struct spec_value *v) {
     switch (v->type) {
     case SPEC_INTEGER: return arena_printf(r->a, "%lld", (long long)v->integer);
-    case SPEC_NUMBER: return arena_printf(r->a, "%.6g", v->number);
+    case SPEC_NUMBER: return isnan(v->number) ? "nan" : arena_printf(r->a, "%.6g", v->number);
     case SPEC_BOOL: return v->integer ? "true" : "false";
     case SPEC_STRING: break;
     }
@@ -1054,6 +1054,11 @@ static struct reader *start(struct spec *s, struct arena *a, struct diag *d) {
     return r;
 }
 
+static int add_defaults(struct reader *r) {
+    return add_file(r, home_path(r->a, "defaults"), home_shown(r->a, "defaults"), SPEC_RANK_DEFAULTS,
+                    (struct spec_place){ .file = "specs/defaults.lua" });
+}
+
 /* Evaluate the files added so far: the defaults first, then the user's, if that is another. */
 static void evaluate(struct reader *r, unsigned n) {
     bool ok = true;
@@ -1064,8 +1069,7 @@ static void evaluate(struct reader *r, unsigned n) {
 
 bool spec_load(struct spec *s, const char *path, const char *const *sets, unsigned n_sets, struct arena *a, struct diag *d) {
     struct reader *r = start(s, a, d);
-    int defaults = add_file(r, home_path(a, "defaults"), home_shown(a, "defaults"), SPEC_RANK_DEFAULTS,
-                            (struct spec_place){ .file = "defaults" });
+    int defaults = add_defaults(r);
     int main_file = defaults < 0 ? -1 : add_main(r, path);
     if (main_file < 0) return false;
     if (!strcmp(r->files[defaults].real, r->files[main_file].real)) r->n_files = s->n_sources = 1;
@@ -1209,17 +1213,18 @@ void spec_dump(const struct spec *s, FILE *out) {
 #ifdef JLLM_FUZZ
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
-/* Evaluate the bytes as a spec with no defaults and nothing beside it. */
+/* Evaluate the bytes as a spec. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     if (bytes > FILE_MAX_BYTES) return 0;
     struct arena a = { 0 };
     struct diag d = { .out = fopen("/dev/null", "w") };
     struct spec s;
     struct reader *r = start(&s, &a, &d);
+    add_defaults(r);
     struct file f = { .path = arena_copy(&a, "/", 1), .real = arena_copy(&a, "", 0), .bare = "fuzz" };
     add_text(r, "fuzz.lua", arena_copy(&a, data, bytes), bytes, f);
-    evaluate(r, 1);
-    finish(r, NULL, 0);
+    evaluate(r, r->n_files);
+    if (!d.errors) finish(r, NULL, 0);
     if (!d.errors) spec_dump(&s, d.out);
     fclose(d.out);
     arena_free(&a);

@@ -228,7 +228,7 @@ static void test_range_and_type(void **state) {
                   "    memory { kv = 'f61' }\n"
                   "                  ^\n");
     expect_report("target { dram_gbps = 0/0 }",
-                  "error: x.lua:2:22: 'dram_gbps' must be a number from 0 to 100000, not -nan [spec-range]\n"
+                  "error: x.lua:2:22: 'dram_gbps' must be a number from 0 to 100000, not nan [spec-range]\n"
                   "    target { dram_gbps = 0/0 }\n"
                   "                         ^\n");
     expect_report_containing("cc { triple = 'a; rm' }", "x.lua:2:15: 'triple' must be a triple of a-z, 0-9, _ and -");

@@ -1,0 +1,231 @@
+/* getopt_long_only takes llama.cpp's single-dash long names. What a plan has fixed is refused with
+ * what to do instead, everything unknown is a usage error. */
+#include "args.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../plan.h"
+
+static const char usage[] =
+    "usage: jllm-run PLAN -p PROMPT [options]\n"
+    "       jllm-run PLAN --selftest | --tokenize | --detokenize | --logits FILE.npy -p PROMPT\n"
+    "\n"
+    "  -m, --model PLAN         the plan, instead of as the first argument\n"
+    "  -p, --prompt TEXT        the prompt; with the model's chat rules one user message, answered once\n"
+    "  -f, --file FILE          the prompt from a file\n"
+    "  -sys, --system-prompt T  the system message\n"
+    "  --no-escape              take \\n, \\t, \\\\ and the like in -p and -sys as they are\n"
+    "  -no-cnv                  raw completion, without chat rules\n"
+    "  -n, --predict N          tokens of the answer at most (-1: until its end)\n"
+    "  -c, --ctx-size N         use at most N tokens of the plan's context\n"
+    "  -t, --threads N          threads (all cores that the process may use)\n"
+    "  --reasoning-budget 0     ask for an answer without thinking\n"
+    "  --temp T                 temperature (0.8); 0: always the likeliest token\n"
+    "  --top-k N  --top-p P  --min-p P                    samplers (40, 0.95, 0.05)\n"
+    "  --repeat-penalty X  --repeat-last-n N              penalty of repeated tokens (1: off; 64)\n"
+    "  -s, --seed N             seed (-1: random)\n"
+    "  --ignore-eos             go on after the end of the answer\n"
+    "  --no-display-prompt      raw completion: do not print the prompt\n"
+    "  --selftest               check weights, every kernel, and the model against stored values\n"
+    "  --verify                 check the hash of every weight first\n"
+    "  --logits FILE.npy        float32 [tokens, vocabulary] for every prompt position\n"
+    "  --tokens 1,2,3           with --logits: ids instead of a prompt\n"
+    "  --tokenize               text on stdin to a JSON array of ids on stdout\n"
+    "  --detokenize             a JSON array of ids on stdin to text on stdout\n"
+    "  -v, --verbose  --version  -h, --help\n";
+
+enum option_id {
+    OPT_MODEL = 1, OPT_PROMPT, OPT_FILE, OPT_SYSTEM, OPT_NO_ESCAPE, OPT_RAW, OPT_PREDICT, OPT_CTX, OPT_THREADS,
+    OPT_REASONING, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT_PENALTY, OPT_REPEAT_LAST, OPT_SEED,
+    OPT_IGNORE_EOS, OPT_HIDE_PROMPT, OPT_SELFTEST, OPT_VERIFY, OPT_LOGITS, OPT_TOKENS, OPT_TOKENIZE, OPT_DETOKENIZE,
+    OPT_VERBOSE, OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
+};
+
+static const struct option options[] = {
+    {"m", 1, 0, OPT_MODEL}, {"model", 1, 0, OPT_MODEL},
+    {"p", 1, 0, OPT_PROMPT}, {"prompt", 1, 0, OPT_PROMPT},
+    {"f", 1, 0, OPT_FILE}, {"file", 1, 0, OPT_FILE},
+    {"sys", 1, 0, OPT_SYSTEM}, {"system-prompt", 1, 0, OPT_SYSTEM},
+    {"no-escape", 0, 0, OPT_NO_ESCAPE},
+    {"no-cnv", 0, 0, OPT_RAW}, {"no-conversation", 0, 0, OPT_RAW},
+    {"n", 1, 0, OPT_PREDICT}, {"predict", 1, 0, OPT_PREDICT}, {"n-predict", 1, 0, OPT_PREDICT},
+    {"c", 1, 0, OPT_CTX}, {"ctx-size", 1, 0, OPT_CTX},
+    {"t", 1, 0, OPT_THREADS}, {"threads", 1, 0, OPT_THREADS},
+    {"reasoning-budget", 1, 0, OPT_REASONING},
+    {"temp", 1, 0, OPT_TEMP}, {"temperature", 1, 0, OPT_TEMP},
+    {"top-k", 1, 0, OPT_TOP_K}, {"top-p", 1, 0, OPT_TOP_P}, {"min-p", 1, 0, OPT_MIN_P},
+    {"repeat-penalty", 1, 0, OPT_REPEAT_PENALTY}, {"repeat-last-n", 1, 0, OPT_REPEAT_LAST},
+    {"s", 1, 0, OPT_SEED}, {"seed", 1, 0, OPT_SEED},
+    {"ignore-eos", 0, 0, OPT_IGNORE_EOS}, {"no-display-prompt", 0, 0, OPT_HIDE_PROMPT},
+    {"selftest", 0, 0, OPT_SELFTEST}, {"verify", 0, 0, OPT_VERIFY},
+    {"logits", 1, 0, OPT_LOGITS}, {"tokens", 1, 0, OPT_TOKENS},
+    {"tokenize", 0, 0, OPT_TOKENIZE}, {"detokenize", 0, 0, OPT_DETOKENIZE},
+    {"v", 0, 0, OPT_VERBOSE}, {"verbose", 0, 0, OPT_VERBOSE},
+    {"version", 0, 0, OPT_VERSION}, {"h", 0, 0, OPT_HELP}, {"help", 0, 0, OPT_HELP},
+    {"ngl", 2, 0, OPT_FIXED_LAYERS}, {"gpu-layers", 2, 0, OPT_FIXED_LAYERS}, {"n-gpu-layers", 2, 0, OPT_FIXED_LAYERS},
+    {"b", 2, 0, OPT_FIXED_BATCH}, {"batch-size", 2, 0, OPT_FIXED_BATCH},
+    {"ub", 2, 0, OPT_FIXED_BATCH}, {"ubatch-size", 2, 0, OPT_FIXED_BATCH},
+    {"fa", 2, 0, OPT_FIXED_FLASH}, {"flash-attn", 2, 0, OPT_FIXED_FLASH},
+    {"ctk", 2, 0, OPT_FIXED_CACHE}, {"cache-type-k", 2, 0, OPT_FIXED_CACHE},
+    {"ctv", 2, 0, OPT_FIXED_CACHE}, {"cache-type-v", 2, 0, OPT_FIXED_CACHE},
+    {0},
+};
+
+static _Noreturn void stop(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static _Noreturn void stop(int code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fputs("error: ", stderr);
+    vfprintf(stderr, format, args);
+    fputs(code == EXIT_USAGE ? "\njllm-run --help lists the options\n" : "\n", stderr);
+    va_end(args);
+    exit(code);
+}
+
+/* A number in [low, high], the whole argument. */
+static long long number(const char *name, const char *text, long long low, long long high) {
+    char *end;
+    errno = 0;
+    long long n = strtoll(text, &end, 10);
+    if (errno || end == text || *end || n < low || n > high) stop(EXIT_USAGE, "-%s '%s': not a number in its range", name, text);
+    return n;
+}
+
+static float fraction(const char *name, const char *text, double low, double high) {
+    char *end;
+    double x = strtod(text, &end);
+    if (end == text || *end || !(x >= low && x <= high)) stop(EXIT_USAGE, "-%s '%s': not a number in its range", name, text);
+    return (float)x;
+}
+
+/* llama.cpp's escapes: \n \r \t \' \" \\ ; others stay. In place. */
+static void resolve_escapes(char *text) {
+    static const char codes[] = "n\nr\rt\t\'\'\"\"\\\\";
+    char *out = text;
+    for (const char *p = text; *p; p++) {
+        const char *code = codes;
+        while (*p == '\\' && *code && *code != p[1]) code += 2;
+        bool known = *p == '\\' && p[1] && *code;
+        *out++ = known ? code[1] : *p;
+        p += known;
+    }
+    *out = 0;
+}
+
+/* A text file; like llama.cpp without the newline at its end. */
+static char *read_file(const char *path) {
+    FILE *f = fopen(path, "rb");
+    size_t bytes = 0, room = 1 << 16;
+    char *text = malloc(room);
+    if (!f) stop(EXIT_ENVIRONMENT, "%s: %s", path, strerror(errno));
+    for (size_t n; text && (n = fread(text + bytes, 1, room - bytes - 1, f)) > 0;) {
+        bytes += n;
+        if (room - bytes < 2) text = realloc(text, room *= 2);
+    }
+    if (!text) stop(EXIT_ENVIRONMENT, "%s: %s", path, "out of memory");
+    if (ferror(f)) stop(EXIT_ENVIRONMENT, "%s: %s", path, strerror(errno));
+    fclose(f);
+    if (memchr(text, 0, bytes)) stop(EXIT_BAD_INPUT, "%s: %s", path, "the file holds NUL bytes: it is not text");
+    if (bytes && text[bytes - 1] == '\n') bytes--;
+    text[bytes] = 0;
+    return text;
+}
+
+static _Noreturn void refuse_fixed(int id, const char *name) {
+    static const char *const what[] = {
+        "the plan's target decides what runs where; compile for another one: jllmc compile MODEL.gguf --spec SPEC.lua",
+        "the plan's buckets decide how prompts are batched: jllmc compile MODEL.gguf --spec SPEC.lua, with buckets { … } there",
+        "the plan fixes the cache type: jllmc compile MODEL.gguf --set memory.kv=f16",
+        "attention is part of the plan; there is nothing to switch",
+    };
+    stop(EXIT_USAGE, "-%s: %s", name, what[id - OPT_FIXED_LAYERS]);
+}
+
+static void apply_text(struct args *a, int id, const char *value) {
+    char *copy = NULL;
+    if (id == OPT_FILE) copy = read_file(value);
+    else if (id == OPT_PROMPT || id == OPT_SYSTEM) copy = strdup(value);
+    switch (id) {
+    case OPT_MODEL: a->plan = value; break;
+    case OPT_FILE: case OPT_PROMPT: a->prompt = copy; break;
+    case OPT_SYSTEM: a->system = copy; break;
+    case OPT_LOGITS: a->mode = ARGS_LOGITS; a->logits_path = value; break;
+    case OPT_TOKENS: a->tokens = value; break;
+    default: break;
+    }
+}
+
+static void apply_number(struct args *a, int id, const char *name, const char *value) {
+    switch (id) {
+    case OPT_PREDICT: a->n_predict = (int)number(name, value, -1, INT_MAX); break;
+    case OPT_CTX: a->ctx = (long)number(name, value, 0, PLAN_CTX_MAX); break;
+    case OPT_THREADS: a->threads = (int)number(name, value, 1, PLAN_THREADS_MAX); break;
+    case OPT_REASONING: a->plain = number(name, value, -1, 0) == 0; break;
+    case OPT_TOP_K: a->sampler.top_k = (int)number(name, value, 0, INT_MAX); break;
+    case OPT_REPEAT_LAST: a->sampler.repeat_last = (int)number(name, value, 0, SAMPLER_PENALTY_LAST_MAX); break;
+    case OPT_SEED: a->seed = number(name, value, -1, LLONG_MAX); break;
+    case OPT_TEMP: a->sampler.temperature = fraction(name, value, -HUGE_VAL, 1e6); break;
+    case OPT_TOP_P: a->sampler.top_p = fraction(name, value, 0, 1); break;
+    case OPT_MIN_P: a->sampler.min_p = fraction(name, value, 0, 1); break;
+    case OPT_REPEAT_PENALTY: a->sampler.repeat_penalty = fraction(name, value, 1e-3, 1e3); break;
+    default: break;
+    }
+}
+
+static void apply_switch(struct args *a, int id) {
+    switch (id) {
+    case OPT_RAW: a->raw = true; break;
+    case OPT_IGNORE_EOS: a->ignore_eos = true; break;
+    case OPT_HIDE_PROMPT: a->hide_prompt = true; break;
+    case OPT_VERIFY: a->verify = true; break;
+    case OPT_VERBOSE: a->verbose = true; break;
+    case OPT_SELFTEST: a->mode = ARGS_SELFTEST; break;
+    case OPT_TOKENIZE: a->mode = ARGS_TOKENIZE; break;
+    case OPT_DETOKENIZE: a->mode = ARGS_DETOKENIZE; break;
+    case OPT_HELP: fputs(usage, stdout); exit(0);
+    case OPT_VERSION: printf("jllm-run %s (plan version %d)\n", JLLM_VERSION, PLAN_VERSION); exit(0);
+    default: break;
+    }
+}
+
+static void check(const struct args *a) {
+    if (!a->plan) stop(EXIT_USAGE, "no plan given");
+    if (a->tokens && a->mode != ARGS_LOGITS) stop(EXIT_USAGE, "--tokens goes with --logits");
+    bool wants_prompt = a->mode == ARGS_GENERATE || (a->mode == ARGS_LOGITS && !a->tokens);
+    if (wants_prompt && !a->prompt) stop(EXIT_USAGE, "no prompt given: -p TEXT or -f FILE");
+}
+
+void args_parse(struct args *a, int argc, char **argv) {
+    bool escapes = true, prompt_escapes = false;
+    int id, at;
+    *a = (struct args){.n_predict = -1, .seed = -1, .sampler = SAMPLER_DEFAULTS};
+    opterr = 0;
+    while ((id = getopt_long_only(argc, argv, "", options, &at)) != -1) {
+        if (id == '?') {
+            if (optopt > 0 && optopt < OPT_FIXED_LAYERS) stop(EXIT_USAGE, "'%s' needs a value", argv[optind - 1]);
+            stop(EXIT_USAGE, "unknown option '%s'", argv[optind - 1]);
+        }
+        const char *name = options[at].name;
+        if (id >= OPT_FIXED_LAYERS) refuse_fixed(id, name);
+        if (id == OPT_NO_ESCAPE) escapes = false;
+        if (id == OPT_PROMPT || id == OPT_FILE) prompt_escapes = id == OPT_PROMPT;
+        if (!optarg) {
+            apply_switch(a, id);
+        } else {
+            apply_text(a, id, optarg);
+            apply_number(a, id, name, optarg);
+        }
+    }
+    if (optind < argc && !a->plan) a->plan = argv[optind++];
+    if (optind < argc) stop(EXIT_USAGE, "unexpected argument '%s'", argv[optind]);
+    if (escapes && prompt_escapes && a->prompt) resolve_escapes(a->prompt);
+    if (escapes && a->system) resolve_escapes(a->system);
+    check(a);
+}

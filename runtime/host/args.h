@@ -1,0 +1,33 @@
+/* Command line of jllm-run: llama.cpp's names and meanings, one struct of what was said. */
+#ifndef ARGS_H
+#define ARGS_H
+
+#include <stdbool.h>
+
+#include "sampler.h"
+
+#define JLLM_VERSION "0.1.0"
+
+enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_ENVIRONMENT = 3 };
+
+enum args_mode { ARGS_GENERATE, ARGS_LOGITS, ARGS_TOKENIZE, ARGS_DETOKENIZE, ARGS_SELFTEST };
+
+struct args {
+    enum args_mode mode;
+    const char *plan;
+    char *prompt;               /* of -p (escapes resolved) or -f; NULL: none given */
+    char *system;               /* of -sys; NULL: none given */
+    const char *logits_path, *tokens;
+    int n_predict;              /* -1: until the end */
+    long ctx;                   /* 0: the plan's */
+    int threads;                /* 0: the cores given */
+    long long seed;             /* -1: random */
+    struct sampler_options sampler;
+    bool raw, ignore_eos, hide_prompt, verify, verbose, plain;
+};
+
+/* Parses, or prints help or version and exits 0, or prints what is wrong and exits 2 (3 when a file
+ * cannot be read). The strings live as long as the process. */
+void args_parse(struct args *a, int argc, char **argv);
+
+#endif

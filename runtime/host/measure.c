@@ -1,0 +1,186 @@
+/* Measurements by plain loops on threads. A figure is that of the best of several rounds, since
+ * whatever disturbs a round makes it slower, never faster. */
+#include "measure.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+enum { ROUNDS_LEAST = 3, THREADS_MAX = 256 };
+
+double measure_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* A "Name:  123 kB" line of a file under /proc, in bytes. */
+static uint64_t proc_bytes(const char *path, const char *name) {
+    FILE *f = fopen(path, "r");
+    char line[256];
+    unsigned long long kib = 0;
+    size_t n = strlen(name);
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, name, n) == 0 && sscanf(line + n, ": %llu kB", &kib) == 1) break;
+    if (f) fclose(f);
+    return kib * 1024;
+}
+
+uint64_t measure_memory_peak(void) { return proc_bytes("/proc/self/status", "VmHWM"); }
+uint64_t measure_memory_free(void) { return proc_bytes("/proc/meminfo", "MemAvailable"); }
+
+const char *measure_cpu_name(void) {
+    static char name[128];
+    char line[256];
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "model name : %127[^\n]", name) == 1) break;
+    if (f) fclose(f);
+    return name;
+}
+
+/* ---- threads that do one piece of work together, round after round ---- */
+
+struct worker {
+    struct crew *crew;
+    const void *data;
+    size_t bytes;
+    uint64_t sum;      /* keeps the loops from being optimised away */
+};
+struct crew {
+    void (*work)(struct worker *w);
+    pthread_barrier_t begin, end;
+    bool leave;
+};
+
+static void *worker_main(void *arg) {
+    struct worker *w = arg;
+    for (;;) {
+        pthread_barrier_wait(&w->crew->begin);
+        if (w->crew->leave) return NULL;
+        w->crew->work(w);
+        pthread_barrier_wait(&w->crew->end);
+    }
+}
+
+/* Seconds of the best round; the caller is worker 0. */
+static double crew_run(struct crew *crew, struct worker *workers, unsigned n, double seconds) {
+    pthread_t threads[THREADS_MAX];
+    double best = 1e30, start = measure_seconds();
+    unsigned started = 1;
+    pthread_barrier_init(&crew->begin, NULL, n);
+    pthread_barrier_init(&crew->end, NULL, n);
+    for (; started < n; started++)
+        if (pthread_create(&threads[started], NULL, worker_main, &workers[started])) {
+            fputs("error: cannot start a thread\n", stderr);
+            exit(3);
+        }
+    for (int round = 0; round < ROUNDS_LEAST || measure_seconds() - start < seconds; round++) {
+        pthread_barrier_wait(&crew->begin);
+        double from = measure_seconds();
+        crew->work(&workers[0]);
+        pthread_barrier_wait(&crew->end);
+        double took = measure_seconds() - from;
+        if (took < best) best = took;
+    }
+    crew->leave = true;
+    pthread_barrier_wait(&crew->begin);
+    for (unsigned i = 1; i < started; i++) pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&crew->begin);
+    pthread_barrier_destroy(&crew->end);
+    return best;
+}
+
+/* ---- reading ---- */
+
+typedef uint64_t words __attribute__((vector_size(64)));   /* one cache line */
+
+static void read_all(struct worker *w) {
+    const words *p = w->data;
+    words sum[4] = {{0}};
+    for (size_t i = 0; i + 4 <= w->bytes / sizeof *p; i += 4)
+        for (int k = 0; k < 4; k++) sum[k] += p[i + (size_t)k];
+    for (int k = 0; k < 4; k++)
+        for (int j = 0; j < 8; j++) w->sum += sum[k][j];
+}
+
+double measure_read_gbps(unsigned n_threads, size_t bytes, double seconds) {
+    struct crew crew = {.work = read_all};
+    struct worker workers[THREADS_MAX];
+    unsigned n = n_threads < 1 ? 1 : n_threads > THREADS_MAX ? THREADS_MAX : n_threads;
+    size_t part = bytes / n / 4096 * 4096;
+    char *data = part ? aligned_alloc(4096, part * n) : NULL;
+    if (!data) return 0;
+    memset(data, 1, part * n);
+    for (unsigned i = 0; i < n; i++) workers[i] = (struct worker){&crew, data + i * part, part, 0};
+    double best = crew_run(&crew, workers, n, seconds);
+    free(data);
+    return 1e-9 * (double)(part * n) / best;
+}
+
+/* ---- multiply-adds ---- */
+
+/* Ten sums in flight cover the latency of two units on every core of the last ten years. */
+enum { MAC_STEPS = 200000, MAC_SUMS = 10 };
+
+#if defined(__x86_64__)
+#define MAC_LOOP(vector, set1, fmadd)                                            \
+    vector sum[MAC_SUMS], a = set1(0.999f), b = set1(1e-3f);                     \
+    for (int k = 0; k < MAC_SUMS; k++) sum[k] = set1((float)k);                  \
+    for (int i = 0; i < MAC_STEPS; i++)                                          \
+        for (int k = 0; k < MAC_SUMS; k++) sum[k] = fmadd(sum[k], a, b);         \
+    for (int k = 1; k < MAC_SUMS; k++) sum[0] = fmadd(sum[0], a, sum[k]);        \
+    float out[sizeof(vector) / sizeof(float)];                                   \
+    memcpy(out, &sum[0], sizeof out);                                            \
+    w->sum += out[0] != 0
+__attribute__((target("avx512f"))) static void mac_avx512(struct worker *w) {
+    MAC_LOOP(__m512, _mm512_set1_ps, _mm512_fmadd_ps);
+}
+__attribute__((target("avx2,fma"))) static void mac_avx2(struct worker *w) {
+    MAC_LOOP(__m256, _mm256_set1_ps, _mm256_fmadd_ps);
+}
+#define SSE_MAC(x, y, z) _mm_add_ps(_mm_mul_ps(x, y), z)
+static void mac_sse2(struct worker *w) {
+    MAC_LOOP(__m128, _mm_set1_ps, SSE_MAC);
+}
+static void choose_mac(struct crew *crew, const char **isa, unsigned *lanes) {
+    bool wide = __builtin_cpu_supports("avx512f"), fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    crew->work = wide ? mac_avx512 : fma ? mac_avx2 : mac_sse2;
+    *isa = wide ? "avx512f" : fma ? "avx2+fma" : "sse2";
+    *lanes = wide ? 16 : fma ? 8 : 4;
+}
+#elif defined(__aarch64__)
+static void mac_neon(struct worker *w) {
+    float32x4_t sum[MAC_SUMS], a = vdupq_n_f32(0.999f), b = vdupq_n_f32(1e-3f);
+    for (int k = 0; k < MAC_SUMS; k++) sum[k] = vdupq_n_f32((float)k);
+    for (int i = 0; i < MAC_STEPS; i++)
+        for (int k = 0; k < MAC_SUMS; k++) sum[k] = vfmaq_f32(b, sum[k], a);
+    for (int k = 1; k < MAC_SUMS; k++) sum[0] = vaddq_f32(sum[0], sum[k]);
+    w->sum += vgetq_lane_f32(sum[0], 0) != 0;
+}
+static void choose_mac(struct crew *crew, const char **isa, unsigned *lanes) {
+    crew->work = mac_neon;
+    *isa = "neon";
+    *lanes = 4;
+}
+#else
+#error "measure.c knows x86-64 and aarch64"
+#endif
+
+double measure_gmacs(unsigned n_threads, double seconds, const char **isa) {
+    struct crew crew = {0};
+    struct worker workers[THREADS_MAX];
+    unsigned n = n_threads < 1 ? 1 : n_threads > THREADS_MAX ? THREADS_MAX : n_threads, lanes;
+    choose_mac(&crew, isa, &lanes);
+    for (unsigned i = 0; i < n; i++) workers[i] = (struct worker){.crew = &crew};
+    double best = crew_run(&crew, workers, n, seconds);
+    return 1e-9 * n * lanes * (double)MAC_SUMS * MAC_STEPS / best;
+}

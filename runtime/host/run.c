@@ -1,0 +1,385 @@
+/* jllm-run: a plan and a prompt to text. The answer goes to stdout, everything else to stderr.
+ * Exit codes: 0, 1 bad input, 2 usage, 3 environment. Answers one prompt; does not chat. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <jansson.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "../jllm.h"
+#include "../plan.h"
+#include "args.h"
+#include "chat.h"
+#include "measure.h"
+#include "npy.h"
+#include "sampler.h"
+#include "tokenizer.h"
+
+struct run {
+    struct args args;
+    struct jllm_plan *plan;
+    const struct jllm_info *info;
+    struct jllm_session *session;
+    struct tokenizer *tokenizer;
+    struct chat chat;
+    bool chatting;              /* the prompt is a user's turn */
+    struct sampler *sampler;
+    struct tokenizer_stream stream;
+    struct tokenizer_ids prompt;
+    size_t ctx;                 /* tokens that may be used */
+    size_t n_generated;
+    double start, loaded, prefilled, finished;
+    struct jllm_stats stats_prefilled;
+};
+
+static _Noreturn void stop(int code, const char *text) {
+    fprintf(stderr, "error: %s\n", text);
+    exit(code);
+}
+
+static _Noreturn void stop_error(const struct jllm_error *e) {
+    stop(e->code == JLLM_ENVIRONMENT ? EXIT_ENVIRONMENT : EXIT_BAD_INPUT, e->text);
+}
+
+/* ---- opening ---- */
+
+static void open_plan(struct run *r) {
+    struct jllm_error e;
+    struct jllm_options options = {.n_threads = r->args.threads, .verify = r->args.verify};
+    r->plan = jllm_open(r->args.plan, &options, &e);
+    if (!r->plan) stop_error(&e);
+    r->info = jllm_plan_info(r->plan);
+    r->ctx = r->args.ctx ? (size_t)r->args.ctx : r->info->ctx_max;
+    if (r->ctx <= r->info->ctx_max) return;
+    fprintf(stderr, "error: -c %zu: the plan's context holds %u tokens; for more: jllmc compile MODEL.gguf --set "
+            "memory.ctx_max=%zu\n", r->ctx, r->info->ctx_max, r->ctx);
+    exit(EXIT_USAGE);
+}
+
+static void open_tokenizer(struct run *r) {
+    struct jllm_error e;
+    size_t bytes = 0;
+    const void *section = jllm_plan_section(r->plan, PLAN_TOKENIZER, &bytes);
+    r->tokenizer = tokenizer_open(section, bytes, &e);
+    if (!r->tokenizer) stop_error(&e);
+    uint32_t n_vocab = tokenizer_facts(r->tokenizer)->n_vocab;
+    if (n_vocab != r->info->n_vocab) stop(EXIT_BAD_INPUT, "the plan's tokenizer and model have different vocabularies");
+    section = jllm_plan_section(r->plan, PLAN_CHAT, &bytes);
+    if (section && !chat_open(&r->chat, section, bytes, n_vocab, &e)) stop_error(&e);
+    r->chatting = section && !r->args.raw;
+    if (!r->chatting && r->args.system)
+        stop(EXIT_USAGE, section ? "-sys does not go with -no-cnv" : "-sys needs chat rules, and the plan has none: the "
+             "model's chat template is missing or was not understood");
+}
+
+static void open_session(struct run *r) {
+    struct jllm_error e;
+    r->session = jllm_session_new(r->plan, &e);
+    if (!r->session) stop_error(&e);
+}
+
+static void show_plan(const struct run *r) {
+    const struct jllm_info *i = r->info;
+    fprintf(stderr, "model   %s (%s, %s), vocabulary %u, context %u of %u\n", i->model_name, i->arch, i->quants, i->n_vocab,
+            i->ctx_max, i->ctx_train);
+    fprintf(stderr, "plan    %s, spec %s (%s), target %s, %s\n", i->plan_hash, i->spec_name, i->spec_hash, i->target, i->compiler);
+    fprintf(stderr, "memory  weights %.1f MiB, cache %.1f MiB, arena %.1f MiB\n", (double)i->weights_bytes / 0x1p20,
+            (double)i->cache_bytes / 0x1p20, (double)i->arena_bytes / 0x1p20);
+    fprintf(stderr, "device  %s, %u threads; prompt %zu tokens%s\n", i->device, i->n_threads, r->prompt.n,
+            r->chatting ? ", by chat rules" : "");
+}
+
+/* ---- the prompt ---- */
+
+static void add_bos(struct run *r) {
+    const struct tokenizer_header *h = tokenizer_facts(r->tokenizer);
+    if ((h->flags & TOKENIZER_ADD_BOS) && h->bos != TOKENIZER_NONE) tokenizer_ids_add(&r->prompt, (int32_t)h->bos);
+}
+
+/* A template that writes bos itself does not get a second one. */
+static void encode_chat(struct run *r, struct jllm_error *e) {
+    struct chat_message turn = {r->args.prompt, strlen(r->args.prompt)};
+    struct tokenizer_ids ids = {0};
+    if (!chat_render(&r->chat, r->tokenizer, r->args.system, &turn, 1, !r->args.plain, &ids, e)) stop_error(e);
+    if (!ids.n || (uint32_t)ids.ids[0] != tokenizer_facts(r->tokenizer)->bos) add_bos(r);
+    for (size_t i = 0; i < ids.n; i++) tokenizer_ids_add(&r->prompt, ids.ids[i]);
+    tokenizer_ids_free(&ids);
+}
+
+static void encode_prompt(struct run *r) {
+    struct jllm_error e;
+    if (r->chatting) {
+        encode_chat(r, &e);
+    } else {
+        add_bos(r);
+        if (!tokenizer_encode(r->tokenizer, r->args.prompt, strlen(r->args.prompt), &r->prompt, &e)) stop_error(&e);
+    }
+}
+
+/* --tokens 1,2,3 */
+static void parse_tokens(struct run *r) {
+    for (const char *p = r->args.tokens; *p;) {
+        char *end;
+        long id = strtol(p, &end, 10);
+        if (end == p || id < 0 || id >= (long)r->info->n_vocab || (*end && *end != ','))
+            stop(EXIT_USAGE, "--tokens takes ids of the vocabulary, separated by commas");
+        tokenizer_ids_add(&r->prompt, (int32_t)id);
+        p = end + (*end == ',');
+    }
+}
+
+static void check_prompt(const struct run *r) {
+    if (!r->prompt.n) stop(EXIT_BAD_INPUT, "the prompt is empty");
+    if (r->prompt.n <= r->ctx) return;
+    fprintf(stderr, "error: the prompt has %zu tokens, the context holds %zu%s; for more: jllmc compile MODEL.gguf --set "
+            "memory.ctx_max=%zu\n", r->prompt.n, r->ctx, r->args.ctx ? " (-c)" : "", (r->prompt.n + 1023) / 1024 * 1024);
+    exit(EXIT_BAD_INPUT);
+}
+
+/* ---- output ---- */
+
+/* A reader that has gone away (head, a closed pipe) is no news to anyone: leave without a word. */
+static void write_out(const char *p, size_t bytes) {
+    if (fwrite(p, 1, bytes, stdout) == bytes && fflush(stdout) == 0) return;
+    if (errno != EPIPE) perror("error: stdout");
+    _exit(EXIT_BAD_INPUT);
+}
+
+static void write_token(struct run *r, int32_t id) {
+    size_t bytes;
+    const char *text = tokenizer_print(r->tokenizer, id, &bytes);
+    char out[TOKENIZER_TOKEN_BYTES_MAX + 4];
+    if (text && bytes <= TOKENIZER_TOKEN_BYTES_MAX) {
+        size_t n = tokenizer_stream_push(&r->stream, text, bytes, out);
+        if (n) write_out(out, n);
+    }
+}
+
+static void write_end(struct run *r) {
+    char out[5];
+    size_t n = tokenizer_stream_flush(&r->stream, out);
+    out[n++] = '\n';
+    write_out(out, n);
+}
+
+/* ---- generating ---- */
+
+static bool is_stop(const struct run *r, int32_t id) {
+    return r->chatting ? chat_is_stop(&r->chat, r->tokenizer, id) : tokenizer_is_stop(r->tokenizer, id);
+}
+
+static void start_sampler(struct run *r) {
+    uint64_t seed = (uint64_t)r->args.seed;
+    if (r->args.seed < 0) {
+        if (getentropy(&seed, sizeof seed)) seed = (uint64_t)(measure_seconds() * 1e9);
+        seed &= 0xFFFFFFFF;
+        if (r->args.sampler.temperature > 0) fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
+    }
+    r->args.sampler.seed = seed;
+    r->sampler = sampler_new(&r->args.sampler, r->info->n_vocab);
+    if (!r->sampler) stop(EXIT_ENVIRONMENT, "out of memory");
+    for (uint32_t id = 0; r->args.ignore_eos && id < r->info->n_vocab; id++)
+        if (is_stop(r, (int32_t)id)) sampler_ban(r->sampler, (int32_t)id);
+    for (size_t i = 0; i < r->prompt.n; i++) sampler_accept(r->sampler, r->prompt.ids[i]);
+}
+
+static void say_full(const struct run *r) {
+    fprintf(stderr, "\nthe context of %zu tokens is full%s; for more: jllmc compile MODEL.gguf --set memory.ctx_max=%u\n", r->ctx,
+            r->args.ctx ? " (-c)" : "", 2 * r->info->ctx_max);
+}
+
+static void generate(struct run *r) {
+    struct jllm_error e;
+    size_t most = r->args.n_predict < 0 ? SIZE_MAX : (size_t)r->args.n_predict;
+    bool full = false;
+    if (!jllm_prefill(r->session, r->prompt.ids, r->prompt.n, &e)) stop_error(&e);
+    r->prefilled = measure_seconds();
+    r->stats_prefilled = jllm_session_stats(r->session);
+    while (r->n_generated < most && !full) {
+        int32_t id = sampler_choose(r->sampler, jllm_logits(r->session));
+        if (is_stop(r, id)) break;
+        sampler_accept(r->sampler, id);
+        write_token(r, id);
+        full = ++r->n_generated < most && jllm_position(r->session) >= r->ctx;
+        if (r->n_generated < most && !full && !jllm_decode(r->session, id, &e)) {
+            write_end(r);
+            stop_error(&e);
+        }
+    }
+    write_end(r);
+    r->finished = measure_seconds();
+    if (full) say_full(r);
+}
+
+/* ---- what it took ---- */
+
+static void show_rate(const char *name, double seconds, uint64_t n, const char *unit) {
+    fprintf(stderr, "%16s time = %10.2f ms / %5llu %s", name, 1e3 * seconds, (unsigned long long)n, unit);
+    if (n) fprintf(stderr, " (%8.2f ms per token, %8.2f tokens per second)", 1e3 * seconds / (double)n, (double)n / seconds);
+    fputc('\n', stderr);
+}
+
+/* Decoding reads every weight once a token, so that the memory's speed is its limit. */
+static void show_bandwidth(const struct run *r, uint64_t decode_bytes, double seconds) {
+    size_t bytes = r->info->weights_bytes < (64u << 20) ? (size_t)r->info->weights_bytes : 64u << 20;
+    double gbps = 1e-9 * (double)decode_bytes / seconds, peak = measure_read_gbps(r->info->n_threads, bytes, 0.05);
+    fprintf(stderr, "%16s      = %10.2f GB/s of weights", "bandwidth", gbps);
+    if (peak > 0) fprintf(stderr, ", %.0f %% of the %.1f GB/s that %u threads read from %.0f MiB", 100 * gbps / peak, peak,
+                          r->info->n_threads, (double)bytes / 0x1p20);
+    fputc('\n', stderr);
+}
+
+static void show_timings(const struct run *r) {
+    struct jllm_stats now = jllm_session_stats(r->session);
+    uint64_t steps = now.decode_steps - r->stats_prefilled.decode_steps;
+    double decoding = r->finished - r->prefilled;
+    uint64_t memory = measure_memory_peak();   /* before the bandwidth's buffer adds to it */
+    fprintf(stderr, "\n%16s time = %10.2f ms\n", "load", 1e3 * (r->loaded - r->start));
+    show_rate("prompt eval", r->prefilled - r->loaded, r->prompt.n, "tokens");
+    show_rate("eval", decoding, steps, "runs  ");
+    fprintf(stderr, "%16s time = %10.2f ms / %5llu tokens\n", "total", 1e3 * (r->finished - r->start),
+            (unsigned long long)(r->prompt.n + steps));
+    if (steps) show_bandwidth(r, now.weight_bytes - r->stats_prefilled.weight_bytes, decoding);
+    fprintf(stderr, "%16s      = %10.2f MiB at most, %.2f MiB of it the mapped plan\n", "memory", (double)memory / 0x1p20,
+            (double)r->info->plan_bytes / 0x1p20);
+    fprintf(stderr, "%16s      = %016llx\n", "logits hash",
+            (unsigned long long)XXH3_64bits(jllm_logits(r->session), r->info->n_vocab * sizeof(float)));
+}
+
+static int run_generate(struct run *r) {
+    open_tokenizer(r);
+    encode_prompt(r);
+    check_prompt(r);
+    if (r->args.verbose) show_plan(r);
+    open_session(r);
+    start_sampler(r);
+    r->loaded = measure_seconds();
+    if (!r->chatting && !r->args.hide_prompt) write_out(r->args.prompt, strlen(r->args.prompt));
+    generate(r);
+    show_timings(r);
+    return 0;
+}
+
+/* ---- the other modes ---- */
+
+struct rows { struct npy file; size_t n_vocab; };
+
+static void keep_row(void *user, size_t index, const float *logits) {
+    struct rows *rows = user;
+    (void)index;
+    npy_row(&rows->file, logits, rows->n_vocab);
+}
+
+static _Noreturn void stop_file(const char *path) {
+    fprintf(stderr, "error: %s: %s\n", path, strerror(errno));
+    exit(EXIT_ENVIRONMENT);
+}
+
+static int run_logits(struct run *r) {
+    struct jllm_error e;
+    struct rows rows = {.n_vocab = r->info->n_vocab};
+    if (r->args.tokens) {
+        parse_tokens(r);
+    } else {
+        open_tokenizer(r);
+        encode_prompt(r);
+    }
+    check_prompt(r);
+    open_session(r);
+    if (!npy_open(&rows.file, r->args.logits_path, r->prompt.n, rows.n_vocab)) stop_file(r->args.logits_path);
+    bool ok = jllm_prefill_rows(r->session, r->prompt.ids, r->prompt.n, keep_row, &rows, &e);
+    if (!npy_close(&rows.file, ok) && ok) stop_file(r->args.logits_path);
+    if (!ok) stop_error(&e);
+    return 0;
+}
+
+static char *read_stdin(size_t *bytes) {
+    size_t room = 1 << 16, n = 0;
+    char *text = malloc(room);
+    *bytes = 0;
+    while (text && (n = fread(text + *bytes, 1, room - *bytes, stdin)) > 0)
+        if ((*bytes += n) == room) text = realloc(text, room *= 2);
+    if (!text) stop(EXIT_ENVIRONMENT, "out of memory");
+    if (ferror(stdin)) stop_file("stdin");
+    return text;
+}
+
+static int run_tokenize(struct run *r) {
+    struct jllm_error e;
+    struct tokenizer_ids ids = {0};
+    size_t bytes;
+    open_tokenizer(r);
+    char *text = read_stdin(&bytes);
+    if (!tokenizer_encode(r->tokenizer, text, bytes, &ids, &e)) stop_error(&e);
+    json_t *list = json_array();
+    for (size_t i = 0; i < ids.n; i++) json_array_append_new(list, json_integer(ids.ids[i]));
+    char *json = json_dumps(list, 0);
+    if (!json) stop(EXIT_ENVIRONMENT, "out of memory");
+    write_out(json, strlen(json));
+    write_out("\n", 1);
+    free(json);
+    json_decref(list);
+    tokenizer_ids_free(&ids);
+    free(text);
+    return 0;
+}
+
+/* Control tokens are shown here: whoever gives ids wants to see them all. */
+static int run_detokenize(struct run *r) {
+    json_error_t error;
+    json_t *list = json_loadf(stdin, 0, &error), *item;
+    size_t i, bytes;
+    open_tokenizer(r);
+    if (!json_is_array(list)) stop(EXIT_BAD_INPUT, list ? "stdin holds JSON, but no array of ids" : error.text);
+    json_array_foreach(list, i, item) {
+        json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
+        const char *text = id >= 0 && id <= INT32_MAX ? tokenizer_text(r->tokenizer, (int32_t)id, &bytes) : NULL;
+        if (!text) {
+            fprintf(stderr, "error: element %zu of the array is not an id of the vocabulary (0 to %u)\n", i, r->info->n_vocab - 1);
+            return EXIT_BAD_INPUT;
+        }
+        if (bytes) write_out(text, bytes);
+    }
+    json_decref(list);
+    return 0;
+}
+
+static void show_check(void *user, const struct jllm_check *check) {
+    unsigned *n = user;
+    n[check->ok ? 0 : 1]++;
+    printf("%-4s  %s", check->ok ? "ok" : "FAIL", check->name);
+    if (check->bound > 0) printf("  error %.2e, bound %.2e", check->error, check->bound);
+    putchar('\n');
+}
+
+static int run_selftest(struct run *r) {
+    struct jllm_error e;
+    unsigned n[2] = {0};
+    bool ok = jllm_selftest(r->plan, show_check, n, &e);
+    printf("selftest: %u checks passed, %u failed\n", n[0], n[1]);
+    write_out("", 0);
+    if (!ok) stop_error(&e);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    static int (*const modes[])(struct run *) = {
+        [ARGS_GENERATE] = run_generate, [ARGS_LOGITS] = run_logits, [ARGS_TOKENIZE] = run_tokenize,
+        [ARGS_DETOKENIZE] = run_detokenize, [ARGS_SELFTEST] = run_selftest,
+    };
+    struct run r = {.start = measure_seconds()};
+    signal(SIGPIPE, SIG_IGN);
+    args_parse(&r.args, argc, argv);
+    open_plan(&r);
+    int code = modes[r.args.mode](&r);
+    tokenizer_ids_free(&r.prompt);
+    sampler_free(r.sampler);
+    tokenizer_close(r.tokenizer);
+    jllm_session_free(r.session);
+    jllm_close(r.plan);
+    return code;
+}
