@@ -200,6 +200,7 @@ static void append_text(struct lowering *l, const char *p, size_t bytes) {
 static struct chat_span append_glue(struct lowering *l, struct glue_text t) {
     struct chat_span span = {.first = l->h.n_segments};
     size_t from = 0;
+    if (!t.bytes) return span;
     for (size_t at = 0; at < t.bytes;) {
         const struct tokenizer_control *c = control_at(l, t.p + at, t.bytes - at);
         if (!c) {

@@ -178,7 +178,6 @@ static void step_set(struct jllm_session *s, const int32_t *ids, uint32_t n) {
     s->step.pos = (uint32_t)s->position;
     s->step.row = 0;
     memcpy(s->step.ids, ids, n * sizeof *ids);
-    s->has_logits = false;
 }
 
 /* Remember a failure; the session's numbers mean nothing from here on. */

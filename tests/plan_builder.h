@@ -335,7 +335,8 @@ static inline void tiny_compute_tests(struct plan_builder *b, const struct tiny_
 }
 
 /* The log's own test: an integer input and output that are one argument. */
-static inline void tiny_log_test(struct plan_builder *b, const struct tiny_kernels *k, uint32_t at) {
+static inline void tiny_log_test(struct plan_builder *b, const struct tiny_kernels *k,
+                                 uint32_t at) {
     struct plan_test t = {.kernel = k->log, .launch = at, .n_tokens = 5, .pos = 9, .row = 3,
                           .out_arg = 1, .out_dtype = PLAN_I32, .out_rows = 1, .out_cols = 8};
     tiny_input(b, 1, PLAN_I32, 1, 8, 0, 0);
@@ -365,7 +366,7 @@ static inline void tiny_copy_tests(struct plan_builder *b, const struct tiny_ker
     t.out_dtype = PLAN_F32, t.out_rows = 1, t.out_cols = TINY_COPY_WORDS;
     tiny_test(b, t, 1, values);
 
-    /* Amplitude 1/1024: most values are normal fp16, some are subnormal; steps of 2^-24 at least. */
+    /* Amplitude 2^-10: most values are normal fp16, some subnormal, in steps of 2^-24 at least. */
     tiny_input(b, 0, PLAN_F16, 5, 64, 22, 0x1p-10f);
     values = UINT32_MAX;
     for (uint32_t i = 0; i < 5 * 64; i++) {
@@ -420,14 +421,17 @@ static inline void tiny_build(struct plan_builder *b, const struct tiny_options 
     build_push(b, PLAN_INFO, &info, sizeof info);
     struct plan_memory memory = {.name = build_string(b, "cache"), .bytes = TINY_CACHE};
     build_push(b, PLAN_MEMORY, &memory, sizeof memory);
-    const struct tiny_pieces p = {build_piece(b, "consts", &w, offsetof(struct tiny_weights, embed)),
-                                  build_piece(b, "embed", w.embed, sizeof w.embed),
-                                  build_piece(b, "out", w.out, sizeof w.out)};
-    const struct tiny_kernels k = {
-        build_kernel(b, "tk_log", tk_log), build_kernel(b, "tk_embed", tk_embed),
-        build_kernel(b, "tk_store", tk_store),
-        build_kernel(b, "tk_mix", o && o->mix ? o->mix : tk_mix),
-        build_kernel(b, "tk_head", tk_head), build_kernel(b, "tk_copy", tk_copy)};
+    struct tiny_pieces p;
+    struct tiny_kernels k;
+    p.consts = build_piece(b, "consts", &w, offsetof(struct tiny_weights, embed));
+    p.embed = build_piece(b, "embed", w.embed, sizeof w.embed);
+    p.out = build_piece(b, "out", w.out, sizeof w.out);
+    k.log = build_kernel(b, "tk_log", tk_log);
+    k.embed = build_kernel(b, "tk_embed", tk_embed);
+    k.store = build_kernel(b, "tk_store", tk_store);
+    k.mix = build_kernel(b, "tk_mix", o && o->mix ? o->mix : tk_mix);
+    k.head = build_kernel(b, "tk_head", tk_head);
+    k.copy = build_kernel(b, "tk_copy", tk_copy);
     tiny_phase(b, &k, &p, TINY_PHASE_1, PLAN_PHASE_PREFILL, 1);
     tiny_phase(b, &k, &p, TINY_PHASE_8, PLAN_PHASE_PREFILL, 8);
     uint32_t at = tiny_phase(b, &k, &p, TINY_PHASE_16, PLAN_PHASE_PREFILL, 16);

@@ -3,9 +3,9 @@
 #include "plan_kernel.h"
 
 #if defined(__clang__)
-#define PLAIN no_sanitize("address", "thread", "undefined")
+#define PLAIN no_sanitize("address", "undefined")
 #else
-#define PLAIN no_sanitize("address,thread,undefined")
+#define PLAIN no_sanitize("address,undefined")
 #endif
 #define KERNEL __attribute__((section("jk_code"), used, noinline, PLAIN))
 
@@ -40,9 +40,9 @@ KERNEL void tk_store(void *const *args, const struct plan_step *step, uint32_t f
 }
 
 /* always_inline, so that the section holds all of it */
-__attribute__((always_inline, PLAIN)) static inline void mix(void *const *args,
-                                                      const struct plan_step *step, uint32_t first,
-                                                      uint32_t last, uint32_t begin, uint32_t cols) {
+__attribute__((always_inline, PLAIN)) static inline void
+mix(void *const *args, const struct plan_step *step, uint32_t first, uint32_t last, uint32_t begin,
+    uint32_t cols) {
     const float half = *(const float *)args[0], *cache = args[1];
     float *x = args[2];
     for (uint32_t t = first; t < last && t < step->n_tokens; t++)

@@ -16,12 +16,13 @@ struct tiny_log { int32_t n; int32_t unused[3]; struct tiny_call call[TINY_LOG];
 plan_cpu_kernel tk_log;         /* tag, log: one item; appends the step */
 plan_cpu_kernel tk_embed;       /* table, x: item = token */
 plan_cpu_kernel tk_store;       /* x, cache: item = token */
-plan_cpu_kernel tk_mix;         /* half, cache, x: item = token; x = sum over p of cache[p] / 2^(pos - p) */
+plan_cpu_kernel tk_mix;         /* half, cache, x: item = token; sum of cache[p] / 2^(pos - p) */
 plan_cpu_kernel tk_head;        /* table, x, logits: item = id */
 plan_cpu_kernel tk_copy;        /* in, out: item = 32-bit word */
 plan_cpu_kernel tk_mix_wrong;   /* tk_mix, but off by one position */
 plan_cpu_kernel tk_mix_lazy;    /* tk_mix, but leaves the last column unwritten */
 
-extern const uint8_t __start_jk_code[], __stop_jk_code[];   /* by the linker: bounds of the section */
+/* The linker's names for the bounds of the section. */
+extern const uint8_t __start_jk_code[], __stop_jk_code[];
 
 #endif

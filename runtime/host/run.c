@@ -132,11 +132,17 @@ static void parse_tokens(struct run *r) {
     }
 }
 
+/* How to get a context of at least n tokens; below the plan's limit it is only -c that is in the way. */
+static void say_remedy(const struct run *r, size_t n) {
+    if (n <= r->info->ctx_max) fprintf(stderr, "-c allows %zu tokens of the plan's %u\n", r->ctx, r->info->ctx_max);
+    else fprintf(stderr, "for more: jllmc compile MODEL.gguf --set memory.ctx_max=%zu\n", (n + 1023) / 1024 * 1024);
+}
+
 static void check_prompt(const struct run *r) {
     if (!r->prompt.n) stop(EXIT_BAD_INPUT, "the prompt is empty");
     if (r->prompt.n <= r->ctx) return;
-    fprintf(stderr, "error: the prompt has %zu tokens, the context holds %zu%s; for more: jllmc compile MODEL.gguf --set "
-            "memory.ctx_max=%zu\n", r->prompt.n, r->ctx, r->args.ctx ? " (-c)" : "", (r->prompt.n + 1023) / 1024 * 1024);
+    fprintf(stderr, "error: the prompt has %zu tokens, the context holds %zu; ", r->prompt.n, r->ctx);
+    say_remedy(r, r->prompt.n);
     exit(EXIT_BAD_INPUT);
 }
 
@@ -187,11 +193,6 @@ static void start_sampler(struct run *r) {
     for (size_t i = 0; i < r->prompt.n; i++) sampler_accept(r->sampler, r->prompt.ids[i]);
 }
 
-static void say_full(const struct run *r) {
-    fprintf(stderr, "\nthe context of %zu tokens is full%s; for more: jllmc compile MODEL.gguf --set memory.ctx_max=%u\n", r->ctx,
-            r->args.ctx ? " (-c)" : "", 2 * r->info->ctx_max);
-}
-
 static void generate(struct run *r) {
     struct jllm_error e;
     size_t most = r->args.n_predict < 0 ? SIZE_MAX : (size_t)r->args.n_predict;
@@ -212,7 +213,9 @@ static void generate(struct run *r) {
     }
     write_end(r);
     r->finished = measure_seconds();
-    if (full) say_full(r);
+    if (!full) return;
+    fprintf(stderr, "\nthe context of %zu tokens is full; ", r->ctx);
+    say_remedy(r, r->ctx < r->info->ctx_max ? r->ctx : 2 * r->ctx);
 }
 
 /* ---- what it took ---- */
@@ -328,20 +331,26 @@ static int run_tokenize(struct run *r) {
     return 0;
 }
 
-/* Control tokens are shown here: whoever gives ids wants to see them all. */
+static const char *element_text(const struct run *r, const json_t *item, size_t *bytes) {
+    json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
+    return id >= 0 && id <= INT32_MAX ? tokenizer_text(r->tokenizer, (int32_t)id, bytes) : NULL;
+}
+
+/* Control tokens are shown here: whoever gives ids wants to see them all. Checked before anything is
+ * written. */
 static int run_detokenize(struct run *r) {
     json_error_t error;
     json_t *list = json_loadf(stdin, 0, &error), *item;
-    size_t i, bytes;
+    size_t i, bytes = 0;
     open_tokenizer(r);
     if (!json_is_array(list)) stop(EXIT_BAD_INPUT, list ? "stdin holds JSON, but no array of ids" : error.text);
     json_array_foreach(list, i, item) {
-        json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
-        const char *text = id >= 0 && id <= INT32_MAX ? tokenizer_text(r->tokenizer, (int32_t)id, &bytes) : NULL;
-        if (!text) {
-            fprintf(stderr, "error: element %zu of the array is not an id of the vocabulary (0 to %u)\n", i, r->info->n_vocab - 1);
-            return EXIT_BAD_INPUT;
-        }
+        if (element_text(r, item, &bytes)) continue;
+        fprintf(stderr, "error: element %zu of the array is not an id of the vocabulary (0 to %u)\n", i, r->info->n_vocab - 1);
+        exit(EXIT_BAD_INPUT);
+    }
+    json_array_foreach(list, i, item) {
+        const char *text = element_text(r, item, &bytes);
         if (bytes) write_out(text, bytes);
     }
     json_decref(list);

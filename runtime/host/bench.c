@@ -1,0 +1,477 @@
+/* jllm-bench: how fast a plan runs here, in llama-bench's words. Tokenising and sampling are not
+ * measured. Every test is run once to warm up, then -r times; a figure comes with its spread, the
+ * weight bytes read per second, and the share of the memory bandwidth measured just before. */
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <jansson.h>
+
+#include "../jllm.h"
+#include "../plan.h"
+#include "args.h"
+#include "measure.h"
+
+static const char usage[] =
+    "usage: jllm-bench PLAN [-p 512] [-n 128] [-pg 512,128] [-d 0] [-r 5] [-t N] [-o md|json|jsonl|csv]\n"
+    "       jllm-bench --peak [-t N]\n"
+    "\n"
+    "  -m, --model PLAN      the plan, instead of as the first argument\n"
+    "  -p, --n-prompt LIST   prompt lengths (512); 0: none\n"
+    "  -n, --n-gen LIST      tokens generated (128); 0: none\n"
+    "  -pg P,N               a prompt of P and N generated tokens as one test; may be repeated\n"
+    "  -d, --n-depth LIST    tokens in the context before the test (0)\n"
+    "  -r, --repetitions N   (5)\n"
+    "  -t, --threads LIST    (all cores that the process may use)\n"
+    "  -o, --output FORMAT   md, json, jsonl or csv\n"
+    "  --no-warmup           skip the first, unmeasured run\n"
+    "  --peak                only measure the machine: read bandwidth and fp32 multiply-adds\n"
+    "  --version  -h, --help\n"
+    "LIST: 33,512 or a range 8-64, 8-64+8, 16-512*2\n";
+
+enum { LIST_MAX = 64, TESTS_MAX = 256, REPETITIONS_MAX = 1000 };
+struct list { int values[LIST_MAX]; size_t n; };
+struct test { int n_prompt, n_gen, n_depth; };
+
+struct bench {
+    const char *plan_path, *format;
+    struct list prompts, gens, depths, threads;
+    struct test pairs[LIST_MAX];
+    size_t n_pairs;
+    int repetitions;
+    bool no_warmup, peak;
+    /* of the plan as opened for a number of threads */
+    struct jllm_plan *plan;
+    const struct jllm_info *info;
+    struct jllm_session *session;
+    double peak_gbps;
+    int32_t *ids;
+    json_t *results;
+};
+
+/* What one test took. */
+struct samples {
+    double ns[REPETITIONS_MAX];
+    size_t n;
+    double *steps;           /* ns of each decode step of all repetitions */
+    size_t n_steps;
+    uint64_t weight_bytes;
+};
+
+static _Noreturn void stop(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static _Noreturn void stop(int code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fputs("error: ", stderr);
+    vfprintf(stderr, format, args);
+    fputs(code == EXIT_USAGE ? "\njllm-bench --help lists the options\n" : "\n", stderr);
+    va_end(args);
+    exit(code);
+}
+
+static _Noreturn void stop_error(const struct jllm_error *e) {
+    stop(e->code == JLLM_ENVIRONMENT ? EXIT_ENVIRONMENT : EXIT_BAD_INPUT, "%s", e->text);
+}
+
+static void *need(void *p) {
+    if (!p) stop(EXIT_ENVIRONMENT, "out of memory");
+    return p;
+}
+
+/* ---- command line ---- */
+
+static int parse_number(const char *name, const char *text, char **end, int least) {
+    errno = 0;
+    long n = strtol(text, end, 10);
+    if (errno || *end == text || n < least || n > PLAN_CTX_MAX) stop(EXIT_USAGE, "-%s: '%s' is not a number in its range", name, text);
+    return (int)n;
+}
+
+static void list_add(struct list *list, const char *name, int n) {
+    if (list->n == LIST_MAX) stop(EXIT_USAGE, "-%s: more than %d values", name, LIST_MAX);
+    list->values[list->n++] = n;
+}
+
+/* first-last, first-last+step, first-last*factor */
+static const char *parse_range(struct list *list, const char *name, const char *text, int least) {
+    char *end;
+    int first = parse_number(name, text, &end, least), last = first, step = 1;
+    char op = '+';
+    if (*end == '-') last = parse_number(name, end + 1, &end, least);
+    if (*end == '+' || *end == '*') {
+        op = *end;
+        step = parse_number(name, end + 1, &end, op == '*' ? 2 : 1);
+    }
+    if (op == '*' && first == 0) stop(EXIT_USAGE, "-%s: a factor goes nowhere from 0", name);
+    for (long long n = first; n <= last; n = op == '*' ? n * step : n + step) list_add(list, name, (int)n);
+    return end;
+}
+
+static void parse_list(struct list *list, const char *name, const char *text, int least) {
+    list->n = 0;
+    for (;;) {
+        text = parse_range(list, name, text, least);
+        if (!*text) return;
+        if (*text++ != ',') stop(EXIT_USAGE, "-%s: '%s' is not a list of numbers", name, text - 1);
+    }
+}
+
+static void parse_pair(struct bench *b, const char *text) {
+    char *end;
+    if (b->n_pairs == LIST_MAX) stop(EXIT_USAGE, "more than %d times -pg", LIST_MAX);
+    struct test *t = &b->pairs[b->n_pairs++];
+    t->n_prompt = parse_number("pg", text, &end, 1);
+    if (*end != ',') stop(EXIT_USAGE, "-pg takes two numbers, such as 512,128");
+    t->n_gen = parse_number("pg", end + 1, &end, 1);
+    if (*end) stop(EXIT_USAGE, "-pg takes two numbers, such as 512,128");
+}
+
+static void apply(struct bench *b, int id, const char *value) {
+    static const char *const formats[] = {"md", "json", "jsonl", "csv"};
+    char *end;
+    switch (id) {
+    case 'm': b->plan_path = value; break;
+    case 'p': parse_list(&b->prompts, "p", value, 0); break;
+    case 'n': parse_list(&b->gens, "n", value, 0); break;
+    case 'd': parse_list(&b->depths, "d", value, 0); break;
+    case 't': parse_list(&b->threads, "t", value, 1); break;
+    case 'g': parse_pair(b, value); break;
+    case 'r':
+        b->repetitions = parse_number("r", value, &end, 1);
+        if (*end || b->repetitions > REPETITIONS_MAX) stop(EXIT_USAGE, "-r: 1 to %d", REPETITIONS_MAX);
+        break;
+    case 'o':
+        for (size_t i = 0; i < 4; i++)
+            if (strcmp(value, formats[i]) == 0) b->format = formats[i];
+        if (strcmp(value, b->format) != 0) stop(EXIT_USAGE, "-o '%s': md, json, jsonl or csv", value);
+        break;
+    case 'w': b->no_warmup = true; break;
+    case 'k': b->peak = true; break;
+    case 'v': printf("jllm-bench %s (plan version %d)\n", JLLM_VERSION, PLAN_VERSION); exit(0);
+    default: fputs(usage, stdout); exit(0);
+    }
+}
+
+static void parse(struct bench *b, int argc, char **argv) {
+    static const struct option options[] = {
+        {"m", 1, 0, 'm'}, {"model", 1, 0, 'm'}, {"p", 1, 0, 'p'}, {"n-prompt", 1, 0, 'p'}, {"n", 1, 0, 'n'}, {"n-gen", 1, 0, 'n'},
+        {"pg", 1, 0, 'g'}, {"d", 1, 0, 'd'}, {"n-depth", 1, 0, 'd'}, {"r", 1, 0, 'r'}, {"repetitions", 1, 0, 'r'},
+        {"t", 1, 0, 't'}, {"threads", 1, 0, 't'}, {"o", 1, 0, 'o'}, {"output", 1, 0, 'o'}, {"no-warmup", 0, 0, 'w'},
+        {"peak", 0, 0, 'k'}, {"version", 0, 0, 'v'}, {"h", 0, 0, 'h'}, {"help", 0, 0, 'h'}, {0},
+    };
+    *b = (struct bench){.format = "md", .prompts = {{512}, 1}, .gens = {{128}, 1}, .depths = {{0}, 1}, .repetitions = 5};
+    opterr = 0;
+    for (int id; (id = getopt_long_only(argc, argv, "", options, NULL)) != -1;) {
+        if (id == '?') stop(EXIT_USAGE, optopt > 0 ? "'%s' needs a value" : "unknown option '%s'", argv[optind - 1]);
+        apply(b, id, optarg);
+    }
+    if (optind < argc && !b->plan_path) b->plan_path = argv[optind++];
+    if (optind < argc) stop(EXIT_USAGE, "unexpected argument '%s'", argv[optind]);
+    if (!b->plan_path && !b->peak) stop(EXIT_USAGE, "no plan given");
+}
+
+/* ---- the machine ---- */
+
+/* Larger than most caches, and never more than a quarter of what is free. */
+static double measure_peak(unsigned threads, size_t *bytes) {
+    uint64_t most = measure_memory_free() / 4;
+    *bytes = most && most < (1u << 30) ? (size_t)most : (size_t)1 << 30;
+    return measure_read_gbps(threads, *bytes, 0.5);
+}
+
+static unsigned default_threads(void) {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) ? 1 : (unsigned)CPU_COUNT(&set);
+}
+
+static void show_peak(const struct bench *b) {
+    struct list one = {{(int)default_threads()}, 1};
+    const struct list *threads = b->threads.n ? &b->threads : &one;
+    printf("%s\n", measure_cpu_name());
+    for (size_t i = 0; i < threads->n; i++) {
+        unsigned n = (unsigned)threads->values[i];
+        size_t bytes;
+        const char *isa;
+        double gbps = measure_peak(n, &bytes), gmacs = measure_gmacs(n, 0.5, &isa);
+        printf("%u threads: %.2f GB/s read from %.0f MiB, %.1f fp32 GMAC/s (%s)\n", n, gbps, (double)bytes / 0x1p20, gmacs, isa);
+    }
+}
+
+/* ---- running ---- */
+
+static void open_plan(struct bench *b, int threads) {
+    struct jllm_error e;
+    struct jllm_options options = {.n_threads = threads};
+    size_t bytes;
+    b->plan = jllm_open(b->plan_path, &options, &e);
+    if (!b->plan) stop_error(&e);
+    b->info = jllm_plan_info(b->plan);
+    b->session = jllm_session_new(b->plan, &e);
+    if (!b->session) stop_error(&e);
+    b->peak_gbps = measure_peak(b->info->n_threads, &bytes);
+    b->ids = need(realloc(b->ids, b->info->ctx_max * sizeof *b->ids));
+    for (uint32_t i = 0; i < b->info->ctx_max; i++) b->ids[i] = (int32_t)((i * 7919ull + 13) % b->info->n_vocab);
+}
+
+static void close_plan(struct bench *b) {
+    jllm_session_free(b->session);
+    jllm_close(b->plan);
+}
+
+static void prefill(struct bench *b, int n) {
+    struct jllm_error e;
+    if (n && !jllm_prefill(b->session, b->ids, (size_t)n, &e)) stop_error(&e);
+}
+
+/* One repetition; s NULL: the warm-up. */
+static void run_once(struct bench *b, const struct test *t, struct samples *s) {
+    struct jllm_error e;
+    jllm_reset(b->session, 0);
+    prefill(b, t->n_depth);
+    uint64_t before = jllm_session_stats(b->session).weight_bytes;
+    double start = measure_seconds();
+    prefill(b, t->n_prompt);
+    for (int i = 0; i < t->n_gen; i++) {
+        double from = measure_seconds();
+        if (!jllm_decode(b->session, b->ids[i], &e)) stop_error(&e);
+        if (s) s->steps[s->n_steps++] = 1e9 * (measure_seconds() - from);
+    }
+    if (!s) return;
+    s->ns[s->n++] = 1e9 * (measure_seconds() - start);
+    s->weight_bytes = jllm_session_stats(b->session).weight_bytes - before;
+}
+
+/* ---- figures ---- */
+
+static int number_order(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The p-th percentile by nearest rank; sorts. */
+static double percentile(double *x, size_t n, double p) {
+    qsort(x, n, sizeof *x, number_order);
+    size_t rank = (size_t)ceil(p / 100 * (double)n);
+    return x[rank ? rank - 1 : 0];
+}
+
+static double mean(const double *x, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += x[i];
+    return sum / (double)n;
+}
+
+static double deviation(const double *x, size_t n) {
+    double m = mean(x, n), sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (x[i] - m) * (x[i] - m);
+    return n > 1 ? sqrt(sum / (double)(n - 1)) : 0;
+}
+
+/* Elements and GGUF bytes of the model's tensors, computed constants left out. */
+static void model_size(const struct bench *b, json_int_t *params, json_int_t *bytes) {
+    size_t section_bytes = 0;
+    const struct plan_piece *p = jllm_plan_section(b->plan, PLAN_WEIGHTS, &section_bytes);
+    *params = *bytes = 0;
+    for (size_t i = 0; p && i < section_bytes / sizeof *p; i++) {
+        if (p[i].gguf_bytes) *params += (json_int_t)(p[i].rows * p[i].cols);
+        *bytes += (json_int_t)p[i].gguf_bytes;
+    }
+}
+
+static void set(json_t *o, const char *key, json_t *value) { json_object_set_new(o, key, need(value)); }
+static void set_text(json_t *o, const char *key, const char *value) {
+    json_t *text = json_string(value);
+    set(o, key, text ? text : json_string("?"));   /* not UTF-8 */
+}
+static void set_int(json_t *o, const char *key, json_int_t value) { set(o, key, json_integer(value)); }
+static void set_real(json_t *o, const char *key, double value) { set(o, key, json_real(value)); }
+
+static void set_setup(const struct bench *b, json_t *o, const struct test *t) {
+    char type[200], now[32];
+    json_int_t params, bytes;
+    time_t seconds = time(NULL);
+    strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", gmtime(&seconds));
+    snprintf(type, sizeof type, "%s %s", b->info->arch, b->info->quants);
+    model_size(b, &params, &bytes);
+    set_text(o, "build_commit", JLLM_VERSION);
+    set_int(o, "build_number", PLAN_VERSION);
+    set_text(o, "cpu_info", measure_cpu_name());
+    set_text(o, "gpu_info", "");
+    set_text(o, "backends", b->info->device);
+    set_text(o, "model_filename", b->plan_path);
+    set_text(o, "model_type", type);
+    set_int(o, "model_size", bytes);
+    set_int(o, "model_n_params", params);
+    set_int(o, "n_threads", b->info->n_threads);
+    set(o, "use_mmap", json_true());
+    set_int(o, "n_prompt", t->n_prompt);
+    set_int(o, "n_gen", t->n_gen);
+    set_int(o, "n_depth", t->n_depth);
+    set_text(o, "test_time", now);
+}
+
+static void set_samples(json_t *o, const struct samples *s, const struct test *t) {
+    double ts[REPETITIONS_MAX];
+    json_t *ns_list = need(json_array()), *ts_list = need(json_array());
+    for (size_t i = 0; i < s->n; i++) {
+        ts[i] = 1e9 * (t->n_prompt + t->n_gen) / s->ns[i];
+        json_array_append_new(ns_list, json_integer((json_int_t)s->ns[i]));
+        json_array_append_new(ts_list, json_real(ts[i]));
+    }
+    set_int(o, "avg_ns", (json_int_t)mean(s->ns, s->n));
+    set_int(o, "stddev_ns", (json_int_t)deviation(s->ns, s->n));
+    set_real(o, "avg_ts", mean(ts, s->n));
+    set_real(o, "stddev_ts", deviation(ts, s->n));
+    set(o, "samples_ns", ns_list);
+    set(o, "samples_ts", ts_list);
+}
+
+/* Percentiles are of single decode steps where the test is nothing else, of repetitions otherwise. */
+static json_t *make_result(const struct bench *b, const struct test *t, struct samples *s) {
+    json_t *o = need(json_object());
+    bool steps = t->n_prompt == 0;
+    double gbps = (double)s->weight_bytes / mean(s->ns, s->n), *x = steps ? s->steps : s->ns;
+    size_t n = steps ? s->n_steps : s->n;
+    set_setup(b, o, t);
+    set_samples(o, s, t);
+    set_text(o, "plan_hash", b->info->plan_hash);
+    set_text(o, "spec", b->info->spec_name);
+    set_real(o, "gbps", gbps);
+    set_real(o, "peak_gbps", b->peak_gbps);
+    set_real(o, "pct_peak", b->peak_gbps > 0 ? 100 * gbps / b->peak_gbps : 0);
+    set_int(o, "p50_ns", (json_int_t)percentile(x, n, 50));
+    set_int(o, "p90_ns", (json_int_t)percentile(x, n, 90));
+    set_int(o, "p99_ns", (json_int_t)percentile(x, n, 99));
+    return o;
+}
+
+/* ---- output ---- */
+
+static json_int_t get_int(json_t *o, const char *key) { return json_integer_value(json_object_get(o, key)); }
+static double get_real(json_t *o, const char *key) { return json_real_value(json_object_get(o, key)); }
+static const char *get_text(json_t *o, const char *key) { return json_string_value(json_object_get(o, key)); }
+
+/* llama-bench's: pp512, tg128, pp512+tg128, with " @ d4096" at a depth. */
+static void test_name(json_t *o, char *out, size_t bytes) {
+    int p = (int)get_int(o, "n_prompt"), n = (int)get_int(o, "n_gen"), d = (int)get_int(o, "n_depth");
+    char depth[24] = "";
+    if (d) snprintf(depth, sizeof depth, " @ d%d", d);
+    if (p && n) snprintf(out, bytes, "pp%d+tg%d%s", p, n, depth);
+    else snprintf(out, bytes, "%s%d%s", p ? "pp" : "tg", p ? p : n, depth);
+}
+
+static void print_md(json_t *o, bool first) {
+    char name[80];
+    test_name(o, name, sizeof name);
+    if (first)
+        puts("| model | size | params | backend | threads | test | t/s | GB/s | % of peak | p50 ms | p99 ms |\n"
+             "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+    printf("| %s | %.2f MiB | %.2f M | %s | %d | %s | %.2f ± %.2f | %.2f | %.0f | %.2f | %.2f |\n", get_text(o, "model_type"),
+           (double)get_int(o, "model_size") / 0x1p20, 1e-6 * (double)get_int(o, "model_n_params"), get_text(o, "backends"),
+           (int)get_int(o, "n_threads"), name, get_real(o, "avg_ts"), get_real(o, "stddev_ts"), get_real(o, "gbps"),
+           get_real(o, "pct_peak"), 1e-6 * (double)get_int(o, "p50_ns"), 1e-6 * (double)get_int(o, "p99_ns"));
+}
+
+static void print_csv_text(const char *text) {
+    putchar('"');
+    for (; *text; text++) {
+        if (*text == '"') putchar('"');
+        putchar(*text);
+    }
+    putchar('"');
+}
+
+static void print_csv(json_t *o, bool header) {
+    const char *key, *comma = "";
+    json_t *v;
+    json_object_foreach(o, key, v) {
+        if (json_is_array(v)) continue;
+        fputs(comma, stdout);
+        comma = ",";
+        char *number = json_is_string(v) || header ? NULL : json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+        print_csv_text(header ? key : number ? number : json_string_value(v));
+        free(number);
+    }
+    putchar('\n');
+}
+
+static void print_json(json_t *o) {
+    char *text = need(json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9)));
+    fputs(text, stdout);
+    free(text);
+}
+
+static void print_result(const struct bench *b, json_t *o, bool first) {
+    if (strcmp(b->format, "md") == 0) print_md(o, first);
+    else if (strcmp(b->format, "csv") == 0) {
+        if (first) print_csv(o, true);
+        print_csv(o, false);
+    } else if (strcmp(b->format, "jsonl") == 0) {
+        print_json(o);
+        putchar('\n');
+    } else {
+        fputs(first ? "[\n" : ",\n", stdout);
+        print_json(o);
+    }
+    if (fflush(stdout)) exit(EXIT_BAD_INPUT);
+}
+
+/* ---- tests ---- */
+
+static size_t list_tests(const struct bench *b, struct test *tests) {
+    size_t n = 0;
+    for (size_t d = 0; d < b->depths.n; d++) {
+        int depth = b->depths.values[d];
+        if (n + b->prompts.n + b->gens.n + b->n_pairs > TESTS_MAX) stop(EXIT_USAGE, "more than %d tests", TESTS_MAX);
+        for (size_t i = 0; i < b->prompts.n; i++)
+            if (b->prompts.values[i]) tests[n++] = (struct test){b->prompts.values[i], 0, depth};
+        for (size_t i = 0; i < b->gens.n; i++)
+            if (b->gens.values[i]) tests[n++] = (struct test){0, b->gens.values[i], depth};
+        for (size_t i = 0; i < b->n_pairs; i++) tests[n++] = (struct test){b->pairs[i].n_prompt, b->pairs[i].n_gen, depth};
+    }
+    return n;
+}
+
+static void check_context(const struct bench *b, const struct test *tests, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        long long tokens = (long long)tests[i].n_depth + tests[i].n_prompt + tests[i].n_gen;
+        if (tokens > b->info->ctx_max)
+            stop(EXIT_BAD_INPUT, "a test needs %lld tokens, the plan's context holds %u; for more: jllmc compile MODEL.gguf --set "
+                 "memory.ctx_max=%lld", tokens, b->info->ctx_max, tokens);
+    }
+}
+
+static void run_test(struct bench *b, const struct test *t, bool first) {
+    struct samples s = {.steps = need(malloc(((size_t)t->n_gen * (size_t)b->repetitions + 1) * sizeof(double)))};
+    if (!b->no_warmup) run_once(b, t, NULL);
+    for (int i = 0; i < b->repetitions; i++) run_once(b, t, &s);
+    json_t *o = make_result(b, t, &s);
+    print_result(b, o, first);
+    json_decref(o);
+    free(s.steps);
+}
+
+int main(int argc, char **argv) {
+    static struct bench b;
+    struct test tests[TESTS_MAX];
+    bool first = true;
+    parse(&b, argc, argv);
+    if (b.peak) show_peak(&b);
+    if (!b.plan_path) return 0;
+    size_t n = list_tests(&b, tests);
+    if (!b.threads.n) b.threads = (struct list){{0}, 1};
+    for (size_t i = 0; i < b.threads.n; i++) {
+        open_plan(&b, b.threads.values[i]);
+        check_context(&b, tests, n);
+        for (size_t k = 0; k < n; k++, first = false) run_test(&b, &tests[k], first);
+        close_plan(&b);
+    }
+    if (strcmp(b.format, "json") == 0) puts(first ? "[]" : "\n]");
+    free(b.ids);
+    return 0;
+}
