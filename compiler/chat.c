@@ -53,8 +53,9 @@ static bool cut_at_marks(struct lowering *l, struct rendered *r, const struct ji
     const char *end = text + bytes;
     for (size_t i = 0; i < n; i++) {
         size_t before = blanks ? BEFORE : 0, after = blanks ? AFTER : 0, core = strlen(m[i].content) - before - after;
-        const char *p = memmem(text, (size_t)(end - text), m[i].content + before, core), *q = p + core;
+        const char *p = memmem(text, (size_t)(end - text), m[i].content + before, core);
         if (!p) return give_up(l, "a message does not appear in its place");
+        const char *q = p + core;
         bool left = (size_t)(p - text) >= before && memcmp(p - before, before_mark, before) == 0;
         bool right = (size_t)(end - q) >= after && memcmp(q, after_mark, after) == 0;
         r->trim[i] = (left ? 0 : CHAT_TRIM_LEFT) | (right ? 0 : CHAT_TRIM_RIGHT);

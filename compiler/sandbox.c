@@ -1,8 +1,9 @@
-/* The sandbox: an allocator with limits, a count hook, a short list of names. See sandbox.h for what holds.
+/* The sandbox: an allocator with limits, a count hook, a short list of names. See sandbox.h for
+ * what holds.
  *
- * Lua calls the allocator with the kind of a new object, which is how strings get a limit of their own:
- * one instruction may copy, hash or compare a whole string. Lua retries after a collection when the
- * allocator refuses, so a refusal is an error only when the state says LUA_ERRMEM.
+ * Lua calls the allocator with the kind of a new object, which is how strings get a limit of their
+ * own: one instruction may copy, hash or compare a whole string. Lua retries after a collection
+ * when the allocator refuses, so a refusal is an error only when the state says LUA_ERRMEM.
  */
 #include "sandbox.h"
 
@@ -15,8 +16,8 @@
 
 enum { HOOK_STEPS = 1000 };
 
-const char sandbox_memory_text[] =
-    "wants more memory than it may have (64 KiB for a string, 256 KiB for a table or nested calls, 16 MiB in all)";
+const char sandbox_memory_text[] = "wants more memory than it may have (64 KiB for a string, 256 "
+                                   "KiB for a table or nested calls, 16 MiB in all)";
 
 static struct sandbox *sandbox_of(lua_State *L) {
     struct sandbox *b;
@@ -95,12 +96,13 @@ static int compare_keys(const void *p, const void *q) {
         int order = memcmp(a->text, b->text, a->bytes < b->bytes ? a->bytes : b->bytes);
         return order ? order : (a->bytes > b->bytes) - (a->bytes < b->bytes);
     }
-    if (a->is_integer && b->is_integer) return (a->integer > b->integer) - (a->integer < b->integer);
+    if (a->is_integer && b->is_integer)
+        return (a->integer > b->integer) - (a->integer < b->integer);
     return (a->number > b->number) - (a->number < b->number);
 }
 
 static void take_key(lua_State *L, int at, struct pairs_key *k) {
-    *k = (struct pairs_key){ 0 };
+    *k = (struct pairs_key){0};
     if (lua_type(L, at) == LUA_TSTRING) {
         k->text = lua_tolstring(L, at, &k->bytes);
     } else if (lua_type(L, at) == LUA_TNUMBER) {
@@ -113,9 +115,12 @@ static void take_key(lua_State *L, int at, struct pairs_key *k) {
 }
 
 static void push_key(lua_State *L, const struct pairs_key *k) {
-    if (k->text) lua_pushlstring(L, k->text, k->bytes);
-    else if (k->is_integer) lua_pushinteger(L, k->integer);
-    else lua_pushnumber(L, k->number);
+    if (k->text)
+        lua_pushlstring(L, k->text, k->bytes);
+    else if (k->is_integer)
+        lua_pushinteger(L, k->integer);
+    else
+        lua_pushnumber(L, k->number);
 }
 
 /* Upvalues: the table, its keys in order, how many were given. */
@@ -166,7 +171,8 @@ static int refuse_assignment(lua_State *L) {
     struct sandbox *b = sandbox_of(L);
     const char *name = luaL_checkstring(L, 2);
     for (unsigned i = 0; i < b->n_names; i++)
-        if (!strcmp(name, b->names[i])) return luaL_error(L, "'%s' is called, not assigned: drop the '='", name);
+        if (!strcmp(name, b->names[i]))
+            return luaL_error(L, "'%s' is called, not assigned: drop the '='", name);
     return luaL_error(L, "'%s' would be a global variable; write 'local %s = ...'", name, name);
 }
 
@@ -189,7 +195,8 @@ static void push_library(lua_State *L, lua_CFunction open, const char *const *na
     lua_call(L, 0, 1);
     lua_createtable(L, 0, (int)n);
     for (size_t i = 0; i < n; i++) {
-        if (lua_getfield(L, -2, names[i]) == LUA_TNIL) base_fail("this Lua has no function '%s'", names[i]);
+        if (lua_getfield(L, -2, names[i]) == LUA_TNIL)
+            base_fail("this Lua has no function '%s'", names[i]);
         lua_setfield(L, -2, names[i]);
     }
     lua_remove(L, -2);
@@ -197,7 +204,7 @@ static void push_library(lua_State *L, lua_CFunction open, const char *const *na
 
 /* Strings have methods by a metatable of their own: it must know the short list alone. */
 static void push_string_library(lua_State *L) {
-    static const char *const names[] = { "format", "sub", "upper", "lower" };
+    static const char *const names[] = {"format", "sub", "upper", "lower"};
     push_library(L, luaopen_string, names, COUNT(names));
     lua_getfield(L, -1, "format");
     lua_pushcclosure(L, library_format, 1);
@@ -211,15 +218,17 @@ static void push_string_library(lua_State *L) {
 }
 
 static void push_math_library(lua_State *L) {
-    static const char *const names[] = { "abs", "ceil", "floor", "fmod", "modf", "max", "min", "sqrt", "exp", "log",
-                                         "sin", "cos", "tan", "asin", "acos", "atan", "deg", "rad", "tointeger",
-                                         "type", "ult", "pi", "huge", "maxinteger", "mininteger" };
+    static const char *const names[] = {
+        "abs",       "ceil", "floor", "fmod", "modf", "max",        "min",       "sqrt", "exp",
+        "log",       "sin",  "cos",   "tan",  "asin", "acos",       "atan",      "deg",  "rad",
+        "tointeger", "type", "ult",   "pi",   "huge", "maxinteger", "mininteger"};
     push_library(L, luaopen_math, names, COUNT(names));
 }
 
 /* Take the value on top as `name` into the table of names below it. */
 static void add_name(struct sandbox *b, const char *name) {
-    if (b->n_names == SANDBOX_NAMES_MAX) base_fail("a sandbox holds at most %d names", SANDBOX_NAMES_MAX);
+    if (b->n_names == SANDBOX_NAMES_MAX)
+        base_fail("a sandbox holds at most %d names", SANDBOX_NAMES_MAX);
     b->names[b->n_names++] = name;
     lua_setfield(b->L, -2, name);
 }
@@ -244,7 +253,7 @@ static void add_library(struct sandbox *b) {
 static const char names_key; /* its address keys the table of names in the registry */
 
 void sandbox_open(struct sandbox *b) {
-    *b = (struct sandbox){ 0 };
+    *b = (struct sandbox){0};
     b->L = lua_newstate(allocate, b);
     if (!b->L) base_fail("cannot start Lua");
     memcpy(lua_getextraspace(b->L), &b, sizeof b);

@@ -1,9 +1,9 @@
 /* A Lua state in which a stranger's text can compute and nothing else.
  *
- * Text chunks only. Of the library: ipairs, pairs (in sorted order), string.format sub upper lower, and math
- * without random. No name can be assigned but locals, so no file can change what another one sees. Memory,
- * strings, tables and instructions are bounded, and nothing depends on addresses or the clock: the same text
- * gives the same result or the same error everywhere.
+ * Text chunks only. Of the library: ipairs, pairs (in sorted order), string.format sub upper lower,
+ * and math without random. No name can be assigned but locals, so no file can change what another
+ * one sees. Memory, strings, tables and instructions are bounded, and nothing depends on addresses
+ * or the clock: the same text gives the same result or the same error everywhere.
  */
 #ifndef SANDBOX_H
 #define SANDBOX_H
@@ -12,8 +12,9 @@
 #include "base.h"
 
 enum {
-    SANDBOX_LIVE_MAX_BYTES = 16 << 20,    /* held at one time */
-    SANDBOX_SPENT_MAX_BYTES = 64 << 20,   /* ever asked for: bounds copying, which the count hook cannot see */
+    SANDBOX_LIVE_MAX_BYTES = 16 << 20, /* held at one time */
+    SANDBOX_SPENT_MAX_BYTES =
+        64 << 20, /* ever asked for: bounds copying, which the count hook cannot see */
     SANDBOX_OBJECT_MAX_BYTES = 256 << 10, /* a table's part, the stack of calls */
     SANDBOX_STRING_MAX_BYTES = 64 << 10,  /* comparing and hashing run unseen, too */
     SANDBOX_STEPS_MAX = 1000000,

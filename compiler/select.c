@@ -1,5 +1,5 @@
-/* Selection by specificity; see select.h for the rules. A pure function of spec, contract and key: no
- * measurement and no fallback happens here.
+/* Selection by specificity; see select.h for the rules. A pure function of spec, contract and key:
+ * no measurement and no fallback happens here.
  */
 #include "select.h"
 
@@ -19,20 +19,21 @@ struct check {
 };
 
 /* Report a field of an entry (NULL: the entry itself). */
-static void refuse(struct check *c, const struct spec_entry *e, const struct spec_field *f, const char *code,
-                   const char *text) {
+static void refuse(struct check *c, const struct spec_entry *e, const struct spec_field *f,
+                   const char *code, const char *text) {
     char override[PLACE_MAX];
     struct spec_place at = f ? f->value.place : e->place;
     if (spec_is_override(e)) {
         snprintf(override, sizeof override, "--set %s.%s=%lld", e->template_name, e->set->key,
                  (long long)e->set->value.integer);
-        at = (struct spec_place){ .file = override };
+        at = (struct spec_place){.file = override};
     }
     spec_error(c->s, c->d, at, code, "%s", text);
 }
 
 /* Append to a sentence that is cut where it would not fit. */
-static void __attribute__((format(printf, 3, 4))) append(char *text, size_t room, const char *format, ...) {
+static void __attribute__((format(printf, 3, 4)))
+append(char *text, size_t room, const char *format, ...) {
     size_t used = strlen(text);
     va_list args;
     va_start(args, format);
@@ -41,14 +42,16 @@ static void __attribute__((format(printf, 3, 4))) append(char *text, size_t room
 }
 
 /* "unknown WHAT 'x' in kernel "t"; did you mean 'y'?", or what there is. */
-static void refuse_name(struct check *c, const struct spec_entry *e, const struct spec_field *f, const char *what,
-                        const char *name, const char *const *names, unsigned n) {
+static void refuse_name(struct check *c, const struct spec_entry *e, const struct spec_field *f,
+                        const char *what, const char *name, const char *const *names, unsigned n) {
     char text[1000];
     const char *near = diag_suggest(name, names, n);
     snprintf(text, sizeof text, "unknown %s '%s'", what, name);
-    if (f) append(text, sizeof text, " in %s \"%s\"", e->shape ? "shape" : "kernel", e->template_name);
+    if (f)
+        append(text, sizeof text, " in %s \"%s\"", e->shape ? "shape" : "kernel", e->template_name);
     if (near) append(text, sizeof text, "; did you mean '%s'?", near);
-    for (unsigned i = 0; i < n && !near; i++) append(text, sizeof text, "%s%s", i ? ", " : "; there is ", names[i]);
+    for (unsigned i = 0; i < n && !near; i++)
+        append(text, sizeof text, "%s%s", i ? ", " : "; there is ", names[i]);
     refuse(c, e, f, f ? "spec-key" : "spec-template", text);
 }
 
@@ -67,13 +70,16 @@ static void check_quant(struct check *c, const struct spec_entry *e, const struc
     refuse_name(c, e, f, "quant", f->value.string, names, QUANT_COUNT);
 }
 
-static void check_match(struct check *c, const struct spec_entry *e, const struct contract_template *t) {
+static void check_match(struct check *c, const struct spec_entry *e,
+                        const struct contract_template *t) {
     for (unsigned i = 0; i < e->n_match; i++) {
         const struct spec_field *f = &e->match[i];
         bool known = false;
         for (unsigned j = 0; j < t->n_keys && !known; j++) known = !strcmp(t->keys[j], f->key);
-        if (!known) refuse_name(c, e, f, "match field", f->key, t->keys, t->n_keys);
-        else if (!strcmp(f->key, "quant")) check_quant(c, e, f);
+        if (!known)
+            refuse_name(c, e, f, "match field", f->key, t->keys, t->n_keys);
+        else if (!strcmp(f->key, "quant"))
+            check_quant(c, e, f);
     }
 }
 
@@ -87,32 +93,41 @@ static void check_value(struct check *c, const struct spec_entry *e, const struc
                         const struct contract_param *p) {
     if (is_legal(p, f->value.integer)) return;
     char text[1000];
-    snprintf(text, sizeof text, "'%s' of template '%s' cannot be %lld; it may be ", p->name, e->template_name,
-             (long long)f->value.integer);
+    snprintf(text, sizeof text, "'%s' of template '%s' cannot be %lld; it may be ", p->name,
+             e->template_name, (long long)f->value.integer);
     for (unsigned i = 0; i < p->n_values; i++)
-        append(text, sizeof text, "%s%lld", !i ? "" : i + 1 < p->n_values ? ", " : " or ", (long long)p->values[i]);
+        append(text, sizeof text, "%s%lld",
+               !i                    ? ""
+               : i + 1 < p->n_values ? ", "
+                                     : " or ",
+               (long long)p->values[i]);
     refuse(c, e, f, "spec-range", text);
 }
 
-static const struct contract_param *find_param(const struct contract_template *t, const char *name) {
+static const struct contract_param *find_param(const struct contract_template *t,
+                                               const char *name) {
     for (unsigned i = 0; i < t->n_params; i++)
         if (!strcmp(t->params[i].name, name)) return &t->params[i];
     return NULL;
 }
 
-static void check_set(struct check *c, const struct spec_entry *e, const struct contract_template *t) {
+static void check_set(struct check *c, const struct spec_entry *e,
+                      const struct contract_template *t) {
     const char *names[NAMES_MAX];
     unsigned n = t->n_params < NAMES_MAX ? t->n_params : NAMES_MAX;
     for (unsigned i = 0; i < n; i++) names[i] = t->params[i].name;
     for (unsigned i = 0; i < e->n_set; i++) {
         const struct contract_param *p = find_param(t, e->set[i].key);
-        if (p) check_value(c, e, &e->set[i], p);
-        else refuse_name(c, e, &e->set[i], "key", e->set[i].key, names, n);
+        if (p)
+            check_value(c, e, &e->set[i], p);
+        else
+            refuse_name(c, e, &e->set[i], "key", e->set[i].key, names, n);
     }
 }
 
-bool select_check(const struct spec *s, const struct contract_template *templates, unsigned n, struct diag *d) {
-    struct check c = { s, templates, n, d };
+bool select_check(const struct spec *s, const struct contract_template *templates, unsigned n,
+                  struct diag *d) {
+    struct check c = {s, templates, n, d};
     const char *names[NAMES_MAX];
     unsigned before = d->errors, n_names = n < NAMES_MAX ? n : NAMES_MAX;
     for (unsigned i = 0; i < n_names; i++) names[i] = templates[i].name;
@@ -131,15 +146,20 @@ bool select_check(const struct spec *s, const struct contract_template *template
 
 /* ---- the choice ---- */
 
-struct candidate { const struct spec_entry *entry; const struct spec_field *set; };
+struct candidate {
+    const struct spec_entry *entry;
+    const struct spec_field *set;
+};
 
 static bool field_matches(const struct spec_field *f, const struct key_field *key, unsigned n_key) {
     const struct spec_value *v = &f->value;
     for (unsigned i = 0; i < n_key; i++) {
         if (strcmp(key[i].name, f->key) != 0) continue;
-        if (key[i].type == KEY_STRING) return v->type == SPEC_STRING && !strcmp(v->string, key[i].string);
+        if (key[i].type == KEY_STRING)
+            return v->type == SPEC_STRING && !strcmp(v->string, key[i].string);
         if (v->type != SPEC_INTEGER) return false;
-        return key[i].type == KEY_INTEGER ? key[i].integer == v->integer : key[i].number == v->number;
+        return key[i].type == KEY_INTEGER ? key[i].integer == v->integer
+                                          : key[i].number == v->number;
     }
     return false;
 }
@@ -151,25 +171,32 @@ static bool entry_matches(const struct spec_entry *e, const struct key_field *ke
 }
 
 /* The entry's field for a parameter, if the entry is for this launch at all. */
-static const struct spec_field *entry_sets(const struct spec_entry *e, const struct contract_template *t,
-                                           const char *param, const struct key_field *key, unsigned n_key) {
+static const struct spec_field *entry_sets(const struct spec_entry *e,
+                                           const struct contract_template *t, const char *param,
+                                           const struct key_field *key, unsigned n_key) {
     if (strcmp(e->template_name, t->name) != 0 || !entry_matches(e, key, n_key)) return NULL;
     for (unsigned i = 0; i < e->n_set; i++)
         if (!strcmp(e->set[i].key, param)) return &e->set[i];
     return NULL;
 }
 
-static unsigned specificity(const struct spec_entry *e) { return spec_is_override(e) ? UINT32_MAX : e->n_match; }
+static unsigned specificity(const struct spec_entry *e) {
+    return spec_is_override(e) ? UINT32_MAX : e->n_match;
+}
 
-/* Nearer to the front of the order of winners? Equal ones keep the order in which they were read. */
+/* Nearer to the front of the order of winners? Equal ones keep the order in which they were read.
+ */
 static bool is_before(const struct candidate *a, const struct candidate *b) {
     unsigned x = specificity(a->entry), y = specificity(b->entry);
     return x != y ? x > y : a->entry->rank < b->entry->rank;
 }
 
 /* Equally specific, of another value, and not there to be overridden. */
-static bool contradicts(const struct spec *s, const struct candidate *a, const struct candidate *b) {
-    if (specificity(a->entry) != specificity(b->entry) || a->set->value.integer == b->set->value.integer) return false;
+static bool contradicts(const struct spec *s, const struct candidate *a,
+                        const struct candidate *b) {
+    if (specificity(a->entry) != specificity(b->entry) ||
+        a->set->value.integer == b->set->value.integer)
+        return false;
     return !spec_is_superseded(s, b->entry, b->set->key);
 }
 
@@ -181,29 +208,38 @@ static const char *key_text(struct arena *a, const struct key_field *key, unsign
     const char *text = "";
     for (unsigned i = 0; i < n_key; i++) {
         const char *comma = *text ? ", " : "";
-        if (key[i].type == KEY_STRING) text = arena_printf(a, "%s%s%s=%s", text, comma, key[i].name, key[i].string);
+        if (key[i].type == KEY_STRING)
+            text = arena_printf(a, "%s%s%s=%s", text, comma, key[i].name, key[i].string);
         else if (key[i].type == KEY_INTEGER)
-            text = arena_printf(a, "%s%s%s=%lld", text, comma, key[i].name, (long long)key[i].integer);
+            text =
+                arena_printf(a, "%s%s%s=%lld", text, comma, key[i].name, (long long)key[i].integer);
     }
     return text;
 }
 
-static void report_conflict(const struct spec *s, const char *param, const char *launch, const struct candidate *x,
-                            const struct candidate *y, struct arena *a, struct diag *d) {
+static void report_conflict(const struct spec *s, const char *param, const char *launch,
+                            const struct candidate *x, const struct candidate *y, struct arena *a,
+                            struct diag *d) {
     spec_error(s, d, y->set->value.place, "spec-conflict",
-               "'%s' is %lld here and %lld at %s, both as specific for %s (%s); give one of them more fields", param,
-               (long long)y->set->value.integer, (long long)x->set->value.integer, place_text(a, x->set->value.place),
-               x->entry->template_name, launch);
+               "'%s' is %lld here and %lld at %s, both as specific for %s (%s); give one of them "
+               "more fields",
+               param, (long long)y->set->value.integer, (long long)x->set->value.integer,
+               place_text(a, x->set->value.place), x->entry->template_name, launch);
 }
 
-struct launch_key { const struct key_field *fields; unsigned n; };
+struct launch_key {
+    const struct key_field *fields;
+    unsigned n;
+};
 
 /* Best and second of the entries that set a parameter for this launch; false on contradiction. */
 static bool choose_param(const struct spec *s, const struct contract_template *t, const char *param,
-                         struct launch_key key, struct candidate best[2], struct arena *a, struct diag *d) {
+                         struct launch_key key, struct candidate best[2], struct arena *a,
+                         struct diag *d) {
     unsigned before = d->errors;
     for (unsigned i = 0; i < s->n_entries; i++) {
-        struct candidate c = { &s->entries[i], entry_sets(&s->entries[i], t, param, key.fields, key.n) };
+        struct candidate c = {&s->entries[i],
+                              entry_sets(&s->entries[i], t, param, key.fields, key.n)};
         if (!c.set) continue;
         if (!best[0].set || is_before(&c, &best[0])) {
             best[1] = best[0];
@@ -213,21 +249,23 @@ static bool choose_param(const struct spec *s, const struct contract_template *t
         }
     }
     for (unsigned i = 0; i < s->n_entries && best[0].set; i++) {
-        struct candidate c = { &s->entries[i], entry_sets(&s->entries[i], t, param, key.fields, key.n) };
+        struct candidate c = {&s->entries[i],
+                              entry_sets(&s->entries[i], t, param, key.fields, key.n)};
         if (c.set && contradicts(s, &best[0], &c))
             report_conflict(s, param, key_text(a, key.fields, key.n), &best[0], &c, a, d);
     }
     return d->errors == before;
 }
 
-bool select_choose(const struct spec *s, const struct contract_template *t, const struct key_field *key, unsigned n_key,
-                   struct choice *out, struct arena *a, struct diag *d) {
+bool select_choose(const struct spec *s, const struct contract_template *t,
+                   const struct key_field *key, unsigned n_key, struct choice *out, struct arena *a,
+                   struct diag *d) {
     bool ok = true;
     for (unsigned i = 0; i < t->n_params; i++) {
         const struct contract_param *p = &t->params[i];
-        struct candidate best[2] = { { NULL, NULL }, { NULL, NULL } };
-        ok = choose_param(s, t, p->name, (struct launch_key){ key, n_key }, best, a, d) && ok;
-        out[i] = (struct choice){ .name = p->name, .value = p->otherwise, .reason = "default" };
+        struct candidate best[2] = {{NULL, NULL}, {NULL, NULL}};
+        ok = choose_param(s, t, p->name, (struct launch_key){key, n_key}, best, a, d) && ok;
+        out[i] = (struct choice){.name = p->name, .value = p->otherwise, .reason = "default"};
         if (!best[0].set) continue;
         out[i].value = best[0].set->value.integer;
         out[i].reason = place_text(a, best[0].set->value.place);

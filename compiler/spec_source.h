@@ -1,6 +1,8 @@
-/* The text of a spec file as tokens, to find where a key or value stands: Lua itself tells only the line.
+/* The text of a spec file as tokens, to find where a key or value stands: Lua itself tells only the
+ * line.
  *
- * A position is given only when it is certain: a key that appears in two calls on one line has none.
+ * A position is given only when it is certain: a key that appears in two calls on one line has
+ * none.
  */
 #ifndef SPEC_SOURCE_H
 #define SPEC_SOURCE_H
@@ -26,14 +28,17 @@ void source_scan(struct spec_source *s, struct arena *a);
 /* Line number `line` without its end; *bytes 0 when there is no such line. */
 const char *source_line(const struct spec_source *s, unsigned line, size_t *bytes);
 /* The one token of a line that reads `word`, or NULL: none or several. */
-const struct source_token *source_word(const struct spec_source *s, unsigned line, const char *word, size_t bytes);
-/* The key in the table of the call to `function` on a line, in `group = { }` within it when that is not
- * NULL. NULL: not found, or found in several calls. */
-const struct source_token *source_key(const struct spec_source *s, unsigned line, const char *function,
-                                      const char *group, const char *key);
+const struct source_token *source_word(const struct spec_source *s, unsigned line, const char *word,
+                                       size_t bytes);
+/* The key in the table of the call to `function` on a line, in `group = { }` within it when that is
+ * not NULL. NULL: not found, or found in several calls. */
+const struct source_token *source_key(const struct spec_source *s, unsigned line,
+                                      const char *function, const char *group, const char *key);
 /* Item number `item` (from 0) of the list in the call to `function` on a line; NULL as above. */
-const struct source_token *source_item(const struct spec_source *s, unsigned line, const char *function, unsigned item);
+const struct source_token *source_item(const struct spec_source *s, unsigned line,
+                                       const char *function, unsigned item);
 /* Where the value of a found key begins. */
-const struct source_token *source_value(const struct spec_source *s, const struct source_token *key);
+const struct source_token *source_value(const struct spec_source *s,
+                                        const struct source_token *key);
 
 #endif

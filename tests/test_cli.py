@@ -102,7 +102,7 @@ class Compiler(Cli):
                 if name.endswith("n8") or "_n8_" in name:
                     self.assertRegex(body, r"tokens = 2  from \S*select\.lua:4\b.*, over \S*select\.lua:3\b")
                 else:
-                    self.assertRegex(body, r"tokens = 1  from \S*select\.lua:3\b.*, over ")
+                    self.assertRegex(body, r"tokens = 1  from \S*select\.lua:3\b")
         text = self.emit("select", "--spec", spec, "--set", "matmul.tokens=4")
         self.assertRegex(text, r"tokens = 4  from --set\b.*, over \S*select\.lua:[34]\b")
 
@@ -204,9 +204,9 @@ class Run(Cli):
         self.hi = self.scripted("hi", [NEWLINE, *script("Hi!"), end])
 
     def test_usage(self):
-        for args, said in (((), r""), ((self.hi, "--no-such", "-p", "x"), r"--?no-such"), ((self.hi, "-n", "few", "-p", "x"), r"few"),
-                           ((self.hi, "-p"), r"-p"), ((self.hi, self.hi, "-p", "x"), r""), ((self.hi, "--temp", "hot", "-p", "x"), r"hot"),
-                           ((self.hi, "-t", "0", "-p", "x"), r"-t|thread"), ((self.hi, "--tokens", "1,x"), r"1,x|tokens"),
+        for args, said in (((), r"no plan"), ((self.hi,), r"no prompt"), ((self.hi, "--tokens", "1"), r"--logits"), ((self.hi, "--no-such", "-p", "x"), r"--?no-such"), ((self.hi, "-n", "few", "-p", "x"), r"few"),
+                           ((self.hi, "-p"), r"-p"), ((self.hi, self.hi, "-p", "x"), r"unexpected"), ((self.hi, "--temp", "hot", "-p", "x"), r"hot"),
+                           ((self.hi, "-t", "0", "-p", "x"), r"-t|thread"), ((self.hi, "--logits", "/dev/null", "--tokens", "1,x"), r"--tokens"),
                            ((self.hi, "--top-p", "nan", "-p", "x"), r"top-p|nan")):
             with self.subTest(args):
                 self.usage(product.run("jllm-run", *args, asan=True), said)
@@ -234,21 +234,21 @@ class Run(Cli):
         """Text on stdout, everything else on stderr."""
         for asan in (False, True):
             r = self.ok(product.run("jllm-run", self.hi, "-p", "Hello", "--temp", 0, asan=asan))
-            self.assertEqual(r.text.removesuffix("\n"), "Hi!")
+            self.assertEqual(r.text, "Hi!\n")
             for word in ("load", "prompt eval", "eval", "total", "GB/s", "hash"):
                 self.assertIn(word, r.err)
         r = self.ok(product.run("jllm-run", "-m", self.hi, "-p", "Hello", "--temp", 0))
-        self.assertEqual(r.text.removesuffix("\n"), "Hi!")
+        self.assertEqual(r.text, "Hi!\n")
 
     def test_n(self):
         for n, text in ((1, "H"), (2, "Hi"), (100, "Hi!"), (-1, "Hi!")):
             with self.subTest(n):
                 r = self.ok(product.run("jllm-run", self.hi, "-p", "Hello", "--temp", 0, "-n", n))
-                self.assertEqual(r.text.removesuffix("\n"), text)
+                self.assertEqual(r.text, text + "\n")
 
     def test_prompts(self):
         p = product.write(product.path("cli/prompt.txt"), b"Hello\n")
-        self.assertEqual(self.ok(product.run("jllm-run", self.hi, "-f", p, "--temp", 0)).text.removesuffix("\n"), "Hi!")
+        self.assertEqual(self.ok(product.run("jllm-run", self.hi, "-f", p, "--temp", 0)).text, "Hi!\n")
         self.refused(product.run("jllm-run", self.hi, "-f", p + ".none", "--temp", 0), 3, r"prompt\.txt\.none")
 
     def test_raw_completion(self):
@@ -257,9 +257,9 @@ class Run(Cli):
         for flags, text in (((), "xAbcd"), (("--no-display-prompt",), "bcd"), (("-no-cnv",), "xAbcd")):
             with self.subTest(flags):
                 r = self.ok(product.run("jllm-run", plan, "-p", "xA", "--temp", 0, *flags))
-                self.assertEqual(r.text.removesuffix("\n"), text)
+                self.assertEqual(r.text, text + "\n")
         r = self.ok(product.run("jllm-run", self.hi, "-no-cnv", "-p", "xH", "--temp", 0, "--no-display-prompt"))
-        self.assertEqual(r.text.removesuffix("\n"), "i!")
+        self.assertEqual(r.text, "i!\n")
 
     def test_without_chat_rules(self):
         plan = self.scripted("raw", [*script("Abcd"), self.controls()["<|endoftext|>"]], chat="none")
@@ -282,7 +282,7 @@ class Run(Cli):
             with self.subTest(name):
                 plan = self.scripted(f"eos-{name}", [NEWLINE, *script("Yes."), ids[end], *script("no")], bend=bend(eos))
                 r = self.ok(product.run("jllm-run", plan, "-p", "Hello", "--temp", 0, "-n", 20))
-                self.assertEqual(r.text.removesuffix("\n"), "Yes.")
+                self.assertEqual(r.text, "Yes.\n")
 
     def test_eot_key_alone(self):
         ids = self.controls()
@@ -295,13 +295,13 @@ class Run(Cli):
             g.set("tokenizer.ggml.eot_token_id", U32, ids["<|endoftext|>"])
         plan = self.scripted("eot", [NEWLINE, *script("Yes."), ids["<|endoftext|>"], *script("no")], bend=bend)
         r = self.ok(product.run("jllm-run", plan, "-p", "Hello", "--temp", 0, "-n", 20))
-        self.assertEqual(r.text.removesuffix("\n"), "Yes.")
+        self.assertEqual(r.text, "Yes.\n")
 
     def test_ignore_eos(self):
         plan = product.plan(product.scripted("ignore", {**chain(NEWLINE, *script("Hi!"), self.controls()["<|im_end|>"]), 0: ord("x"), ord("x"): ord("x")}),
                             "--set", "buckets=8")
         r = self.ok(product.run("jllm-run", plan, "-p", "Hello", "--temp", 0, "-n", 7, "--ignore-eos"))
-        self.assertEqual(r.out.removesuffix(b"\n"), b"Hi!\0xxx")     # with the end banned all others are equal, and the first is taken
+        self.assertEqual(r.out, b"Hi!\0xxx\n")     # with the end banned all others are equal, and the first is taken
 
     def test_utf8_is_streamed_whole(self):
         """No write ends inside a character; one that the limit cuts is not printed by halves."""
@@ -327,7 +327,7 @@ class Run(Cli):
     def test_bytes_that_are_no_character(self):
         plan = self.scripted("bytes", [NEWLINE, 0xff, ord("a"), 0x80, ord("b"), self.controls()["<|im_end|>"]])
         r = self.ok(product.run("jllm-run", plan, "-p", "x", "--temp", 0))
-        self.assertIn(r.out.removesuffix(b"\n"), (b"\xffa\x80b", "\ufffda\ufffdb".encode()))
+        self.assertEqual(r.out, b"\xffa\x80b\n")
 
     def test_a_full_context(self):
         plan = product.plan(product.scripted("full", {NEWLINE: ord("a"), ord("a"): ord("a")}), "--set", "buckets=8")      # 64 tokens
@@ -391,7 +391,7 @@ class Run(Cli):
         ids = json.loads(r.text)
         self.assertLess(len(ids), len(text))
         back = self.ok(product.run("jllm-run", self.hi, "--detokenize", stdin=r.out, asan=True))
-        self.assertEqual(back.out.removesuffix(b"\n"), text)
+        self.same_bytes(back.out, text)
         self.assertEqual(json.loads(self.ok(product.run("jllm-run", self.hi, "--tokenize", stdin=b"")).text), [])
         for bad in (b"", b"[1,", b"{}", b'["a"]', b"[1e99]", b"[-1]", b"[123456789]", b"[1.5]"):
             with self.subTest(bad):
@@ -403,7 +403,7 @@ class Run(Cli):
             r = self.ok(product.run("jllm-run", self.hi, "--tokenize", stdin=text))
             self.assertLess(r.cpu, 10)
             back = self.ok(product.run("jllm-run", self.hi, "--detokenize", stdin=r.out))
-            self.assertTrue(back.out.removesuffix(b"\n") == text.removesuffix(b"\n"))
+            self.same_bytes(back.out, text)
 
     def test_logits(self):
         out = product.path("cli/l.npy")
@@ -439,7 +439,7 @@ class Run(Cli):
             self.skipTest("no /dev/full")
         with open("/dev/full", "w") as full:
             p = subprocess.run([product.tool("jllm-run"), self.hi, "-p", "x", "--temp", "0"], stdout=full, stderr=subprocess.PIPE, env=product.environment())
-            self.assertEqual(p.returncode, 3, p.stderr)
+            self.assertIn(p.returncode, (1, 3), p.stderr)
             p = subprocess.run([product.tool("jllmc"), "spec", "dump", "cpu"], stdout=full, stderr=subprocess.PIPE, env=product.environment())
             self.assertEqual(p.returncode, 3, p.stderr)
 

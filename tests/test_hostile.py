@@ -328,7 +328,7 @@ class Tokenizers(Hostile):
             for bad in (n, 2 ** 32 - 1):
                 with self.subTest(key=key, bad=bad):
                     p = self.accept(self.base().set(self.T + key, U32, bad).bytes(), warning=rf"{key}.*\b{bad}\b")
-                    self.ok(product.run("jllm-run", p, "--tokens", "1,2", "-n", 3, "--temp", 0, asan=True))
+                    self.ok(product.run("jllm-run", p, "-p", "x", "-n", 3, "--temp", 0, asan=True))
 
     def test_embedding_rows_that_are_not_the_vocabulary(self):
         n = self.vocab()
@@ -515,24 +515,20 @@ class Plans(Hostile):
         self.whole = product.read(product.plan(product.model(*TINY)))
         self.tail, = struct.unpack_from("<Q", self.whole, 64 + 8)
 
-    def refuse_plan(self, data, *patterns, flags=("--tokens", "1", "-n", "1"), rc=(1,)):
+    def refuse_plan(self, data, *patterns):
         p = product.write(product.path("hostile/bad.plan"), data)
-        r = product.run("jllm-run", p, *flags, asan=True)
-        self.clean(r)
-        self.assertIn(r.rc, rc, str(r))
-        self.assertRegex(r.err, r"(?m)^error: \S", str(r))
-        for pattern in patterns:
-            self.assertRegex(r.err, pattern)
+        r = product.run("jllm-run", p, "-p", "x", asan=True)
+        self.refused(r, 1, r"bad\.plan", *patterns)
         self.assertEqual(r.out, b"", str(r))
 
     def test_truncated(self):
         n = len(self.whole)
         for cut in (0, 1, 8, 63, 191, 192, 4095, 4096, 4097, self.tail - 1, self.tail, self.tail + 8, self.tail + 300, n - 4096, n - 64, n - 1):
             with self.subTest(cut):
-                self.refuse_plan(self.whole[:cut], r"bad\.plan")
+                self.refuse_plan(self.whole[:cut])
 
     def test_a_model_is_no_plan(self):
-        self.refuse_plan(product.read(product.model(*TINY)), r"bad\.plan", r"(?i)plan")
+        self.refuse_plan(product.read(product.model(*TINY)), r"not a plan")
 
     def test_flipped_bytes_in_header_and_tail(self):
         rng = np.random.default_rng(1)
@@ -541,7 +537,7 @@ class Plans(Hostile):
             with self.subTest(at):
                 data = bytearray(self.whole)
                 data[at] ^= 1 << int(rng.integers(8))
-                self.refuse_plan(data, r"bad\.plan")
+                self.refuse_plan(data)
 
     def test_flipped_bytes_in_weights(self):
         rng = np.random.default_rng(2)
@@ -551,8 +547,7 @@ class Plans(Hostile):
                 data[at] ^= 1 << int(rng.integers(8))
                 for flag in ("--verify", "--selftest"):
                     p = product.write(product.path("hostile/bad.plan"), data)
-                    flags = [flag] if flag == "--selftest" else [flag, "--tokens", "1", "-n", "1"]
-                    r = product.run("jllm-run", p, *flags, asan=True)
+                    r = product.run("jllm-run", p, flag, *([] if flag == "--selftest" else ["-p", "x"]), asan=True)
                     self.refused(r, 1, r"\.weight|rope")
 
     def test_another_version(self):
@@ -561,7 +556,7 @@ class Plans(Hostile):
         self.refuse_plan(data, r"version 2\b")
 
     def test_text_mode_damage(self):
-        self.refuse_plan(self.whole.replace(b"\r\n", b"\n"), r"bad\.plan")
+        self.refuse_plan(self.whole.replace(b"\r\n", b"\n"))
 
 
 if __name__ == "__main__":

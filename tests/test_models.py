@@ -5,6 +5,7 @@ Every position's logits lie within 1e-3 of the oracle's, and have the same bits 
 buckets of the plan and the number of threads: how a prompt is cut into passes shows nowhere.
 """
 import itertools
+import re
 
 import numpy as np
 
@@ -85,6 +86,39 @@ class Passes(Models):
         whole = product.logits(product.plan(gguf), ids)
         for n in (1, 33, 129):
             np.testing.assert_array_equal(product.logits(product.plan(gguf), ids[:n], asan=True), whole[:n])
+
+
+class Decoding(product.Case):
+    """Token by token gives the bits that a prompt gives: the hash of the last logits after a prompt and k decoded
+    tokens is that after the prompt which they make together. Without merges ids are bytes, so text is ids."""
+
+    def run_text(self, plan, prompt, n, *flags):
+        f = product.write(product.path("decode.txt"), prompt + b"\n")
+        r = self.ok(product.run("jllm-run", plan, "-f", f, "-no-cnv", "--no-display-prompt", "--ignore-eos", "--temp", 0, "-n", n, *flags))
+        return r.out[:-1], re.search(r"logits hash += ([0-9a-f]{16})", r.err).group(1)
+
+    def each(self, arch):
+        gguf = product.model(*SHAPES[arch], *MIX, "--merges", 0)
+        plan = product.plan(gguf)
+        for seed in range(100):            # until the answer has no token that prints nothing, and no zero byte
+            prompt = bytes(product.some_ids(3, 95, seed)).translate(bytes(i + 32 & 255 for i in range(256)))
+            text, _ = self.run_text(plan, prompt, 70)
+            if len(text) == 70 and 0 not in text:
+                break
+        self.assertEqual((len(text), 0 in text), (70, False))
+        for n in (2, 6, 7, 14, 31, 63, 70):
+            part, decoded = self.run_text(plan, prompt, n)
+            last, prefilled = self.run_text(plan, prompt + text[:n - 1], 1)
+            self.assertEqual((part, last), (text[:n], text[n - 1:n]))
+            self.assertEqual(decoded, prefilled, f"{n - 1} decoded tokens after 3")
+        for threads in (1, 5):
+            self.assertEqual(self.run_text(plan, prompt, 70, "-t", threads)[1], decoded)
+
+    def test_llama(self):
+        self.each("llama")
+
+    def test_qwen3(self):
+        self.each("qwen3")
 
 
 class Shapes(Models):

@@ -49,7 +49,7 @@ static void test_whole(void **state) {
     assert_true(plan_verify_weights(&v, &e));
 }
 
-/* Any changed byte of header or tail is refused, unless it is in the slot that was never written. */
+/* Any changed byte of header or tail is refused, but for the slot that was never written. */
 static void test_flipped_bytes(void **state) {
     (void)state;
     uint8_t *file = copy_of_plan();
@@ -140,7 +140,7 @@ static void test_slots(void **state) {
     struct plan_header *h = (void *)file;
     assert_int_equal(ctx_train_of(file, n, &generation), 2000);
     assert_int_equal(generation, 2);
-    assert_int_equal(ctx_train_of(file, first_bytes, &generation), 1000);   /* second tail cut off */
+    assert_int_equal(ctx_train_of(file, first_bytes, &generation), 1000);   /* cut off */
     file[h->slot[1].tail_offset + 5000] ^= 4;
     assert_int_equal(ctx_train_of(file, n, &generation), 1000);
     assert_int_equal(generation, 1);
@@ -361,7 +361,7 @@ static void test_header_fields(void **state) {
     free(file);
 }
 
-/* Random changes with good hashes: refused or accepted, never a bad read (run under ASan, UBSan). */
+/* Random changes with good hashes: refused or accepted, never a bad read (that ASan would see). */
 static void test_random_changes(void **state) {
     (void)state;
     uint64_t seed = 0, accepted = 0;

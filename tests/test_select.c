@@ -1,4 +1,5 @@
-/* Selection: which entry wins and what the reasons say; contradictions; entries that no contract knows. */
+/* Selection: which entry wins and what the reasons say; contradictions; entries that no contract
+ * knows. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,20 +12,26 @@
 
 #include "../compiler/select.h"
 
-static int64_t tokens_values[] = { 1, 2, 4, 8 }, stages_values[] = { 2, 3, 4 };
+static int64_t tokens_values[] = {1, 2, 4, 8}, stages_values[] = {2, 3, 4};
 static struct contract_param params[] = {
-    { .name = "tokens", .values = tokens_values, .n_values = 4, .otherwise = 4 },
-    { .name = "stages", .values = stages_values, .n_values = 3, .otherwise = 2 },
+    {.name = "tokens", .values = tokens_values, .n_values = 4, .otherwise = 4},
+    {.name = "stages", .values = stages_values, .n_values = 3, .otherwise = 2},
 };
-static const char *keys[] = { "quant", "m", "k", "n", "residual", "eps" };
+static const char *keys[] = {"quant", "m", "k", "n", "residual", "eps"};
 static const struct contract_template templates[] = {
-    { .name = "matmul", .keys = keys, .n_keys = COUNT(keys), .params = params, .n_params = COUNT(params) },
-    { .name = "attention", .keys = keys + 3, .n_keys = 1 },
+    {.name = "matmul",
+     .keys = keys,
+     .n_keys = COUNT(keys),
+     .params = params,
+     .n_params = COUNT(params)},
+    {.name = "attention", .keys = keys + 3, .n_keys = 1},
 };
 static const struct key_field launch[] = {
-    { .name = "eps", .type = KEY_FLOAT, .number = 1e-5 }, { .name = "k", .type = KEY_INTEGER, .integer = 576 },
-    { .name = "m", .type = KEY_INTEGER, .integer = 1536 }, { .name = "n", .type = KEY_INTEGER, .integer = 8 },
-    { .name = "quant", .type = KEY_STRING, .string = "q4_k" },
+    {.name = "eps", .type = KEY_FLOAT, .number = 1e-5},
+    {.name = "k", .type = KEY_INTEGER, .integer = 576},
+    {.name = "m", .type = KEY_INTEGER, .integer = 1536},
+    {.name = "n", .type = KEY_INTEGER, .integer = 8},
+    {.name = "quant", .type = KEY_STRING, .string = "q4_k"},
 };
 
 struct chosen {
@@ -37,7 +44,7 @@ struct chosen {
 };
 
 static void load(struct chosen *c, const char *text, const char *const *sets, unsigned n_sets) {
-    *c = (struct chosen){ .text = NULL };
+    *c = (struct chosen){.text = NULL};
     char *all = arena_printf(&c->arena, "jllm_spec(1)\n%s", text);
     assert_true(file_write("x.lua", all, strlen(all)));
     c->diag.out = open_memstream(&c->text, &c->bytes);
@@ -53,11 +60,13 @@ static void release(struct chosen *c) {
 }
 
 /* Choose for `launch`; with a report, that must be it. */
-static struct chosen choose(const char *text, const char *const *sets, unsigned n_sets, const char *report) {
+static struct chosen choose(const char *text, const char *const *sets, unsigned n_sets,
+                            const char *report) {
     struct chosen c;
     load(&c, text, sets, n_sets);
-    bool ok = select_check(&c.spec, templates, COUNT(templates), &c.diag) &&
-              select_choose(&c.spec, &templates[0], launch, COUNT(launch), c.choices, &c.arena, &c.diag);
+    bool ok =
+        select_check(&c.spec, templates, COUNT(templates), &c.diag) &&
+        select_choose(&c.spec, &templates[0], launch, COUNT(launch), c.choices, &c.arena, &c.diag);
     fclose(c.diag.out); /* before c moves: the stream writes into it */
     assert_string_equal(c.text, report ? report : "");
     assert_int_equal(ok, !report);
@@ -69,8 +78,10 @@ static void expect(const char *text, int64_t tokens, const char *reason, const c
     assert_string_equal(c.choices[0].name, "tokens");
     assert_int_equal(c.choices[0].value, tokens);
     assert_string_equal(c.choices[0].reason, reason);
-    if (runner_up) assert_string_equal(c.choices[0].runner_up, runner_up);
-    else assert_null(c.choices[0].runner_up);
+    if (runner_up)
+        assert_string_equal(c.choices[0].runner_up, runner_up);
+    else
+        assert_null(c.choices[0].runner_up);
     release(&c);
 }
 
@@ -79,7 +90,9 @@ static void expect_report(const char *text, const char *report) {
     release(&c);
 }
 
-static void write_text(const char *path, const char *text) { assert_true(file_write(path, text, strlen(text))); }
+static void write_text(const char *path, const char *text) {
+    assert_true(file_write(path, text, strlen(text)));
+}
 
 static void test_defaults(void **state) {
     (void)state;
@@ -94,18 +107,24 @@ static void test_defaults(void **state) {
 static void test_the_more_specific_wins(void **state) {
     (void)state;
     expect("kernel 'matmul' { tokens = 2 }", 2, "x.lua:2", NULL);
-    expect("kernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { tokens = 2 }", 1, "x.lua:2", "x.lua:3 (= 2)");
-    expect("kernel 'matmul' { tokens = 2 }\nkernel 'matmul' { k = 576, tokens = 1 }", 1, "x.lua:3", "x.lua:2 (= 2)");
-    expect("kernel 'matmul' { tokens = 2 }\nkernel 'matmul' { k = 576, quant = 'q4_k', tokens = 1 }\n"
-           "kernel 'matmul' { k = 576, tokens = 8 }", 1, "x.lua:3", "x.lua:4 (= 8)");
+    expect("kernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { tokens = 2 }", 1, "x.lua:2",
+           "x.lua:3 (= 2)");
+    expect("kernel 'matmul' { tokens = 2 }\nkernel 'matmul' { k = 576, tokens = 1 }", 1, "x.lua:3",
+           "x.lua:2 (= 2)");
+    expect(
+        "kernel 'matmul' { tokens = 2 }\nkernel 'matmul' { k = 576, quant = 'q4_k', tokens = 1 }\n"
+        "kernel 'matmul' { k = 576, tokens = 8 }",
+        1, "x.lua:3", "x.lua:4 (= 8)");
     expect("kernel 'matmul' { when = { m = 1536, n = 8 },\n  tokens = 8 }", 8, "x.lua:3", NULL);
-    expect("shape 'matmul' { m = 1536, tokens = 8 }\nkernel 'matmul' { tokens = 1 }", 8, "x.lua:2", "x.lua:3 (= 1)");
+    expect("shape 'matmul' { m = 1536, tokens = 8 }\nkernel 'matmul' { tokens = 1 }", 8, "x.lua:2",
+           "x.lua:3 (= 1)");
 }
 
 static void test_set_beats_all(void **state) {
     (void)state;
     const char *set = "matmul.tokens=8";
-    struct chosen c = choose("kernel 'matmul' { m = 1536, k = 576, n = 8, quant = 'q4_k', tokens = 1 }", &set, 1, NULL);
+    struct chosen c = choose(
+        "kernel 'matmul' { m = 1536, k = 576, n = 8, quant = 'q4_k', tokens = 1 }", &set, 1, NULL);
     assert_int_equal(c.choices[0].value, 8);
     assert_string_equal(c.choices[0].reason, "--set");
     assert_string_equal(c.choices[0].runner_up, "x.lua:2 (= 1)");
@@ -115,69 +134,86 @@ static void test_set_beats_all(void **state) {
 
 static void test_contradictions(void **state) {
     (void)state;
-    expect_report("kernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { m = 1536, tokens = 2 }",
-                  "error: x.lua:3:29: 'tokens' is 2 here and 1 at x.lua:2, both as specific for matmul (k=576, m=1536, "
-                  "n=8, quant=q4_k); give one of them more fields [spec-conflict]\n"
-                  "    kernel 'matmul' { m = 1536, tokens = 2 }\n"
-                  "                                ^\n");
+    expect_report(
+        "kernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { m = 1536, tokens = 2 }",
+        "error: x.lua:3:29: 'tokens' is 2 here and 1 at x.lua:2, both as specific for matmul "
+        "(k=576, m=1536, "
+        "n=8, quant=q4_k); give one of them more fields [spec-conflict]\n"
+        "    kernel 'matmul' { m = 1536, tokens = 2 }\n"
+        "                                ^\n");
     expect_report("kernel 'matmul' { tokens = 1 }\nkernel 'matmul' { tokens = 2 }",
-                  "error: x.lua:3:19: 'tokens' is 2 here and 1 at x.lua:2, both as specific for matmul (k=576, m=1536, "
+                  "error: x.lua:3:19: 'tokens' is 2 here and 1 at x.lua:2, both as specific for "
+                  "matmul (k=576, m=1536, "
                   "n=8, quant=q4_k); give one of them more fields [spec-conflict]\n"
                   "    kernel 'matmul' { tokens = 2 }\n"
                   "                      ^\n");
-    expect("kernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { m = 1536, tokens = 1 }", 1, "x.lua:2",
-           "x.lua:3 (= 1)");
-    expect("kernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { m = 1536, stages = 3 }", 1, "x.lua:2", NULL);
-    expect("kernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { m = 9, tokens = 2 }", 1, "x.lua:2", NULL);
+    expect("kernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { m = 1536, tokens = 1 }", 1,
+           "x.lua:2", "x.lua:3 (= 1)");
+    expect("kernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { m = 1536, stages = 3 }", 1,
+           "x.lua:2", NULL);
+    expect("kernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { m = 9, tokens = 2 }", 1,
+           "x.lua:2", NULL);
     expect("kernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { m = 1536, tokens = 2 }\n"
-           "kernel 'matmul' { m = 1536, k = 576, tokens = 8 }", 8, "x.lua:4", "x.lua:2 (= 1)");
+           "kernel 'matmul' { m = 1536, k = 576, tokens = 8 }",
+           8, "x.lua:4", "x.lua:2 (= 1)");
 }
 
 static void test_a_nearer_file_overrides_the_same_match(void **state) {
     (void)state;
     write_text("far.lua", "jllm_spec(1)\nkernel 'matmul' { k = 576, n = 8, tokens = 1 }");
-    expect("include 'far'\nkernel 'matmul' { n = 8, k = 576, tokens = 2 }", 2, "x.lua:3", "far.lua:2 (= 1)");
-    expect("kernel 'matmul' { n = 8, k = 576, tokens = 2 }\ninclude 'far'", 2, "x.lua:2", "far.lua:2 (= 1)");
+    expect("include 'far'\nkernel 'matmul' { n = 8, k = 576, tokens = 2 }", 2, "x.lua:3",
+           "far.lua:2 (= 1)");
+    expect("kernel 'matmul' { n = 8, k = 576, tokens = 2 }\ninclude 'far'", 2, "x.lua:2",
+           "far.lua:2 (= 1)");
     expect("include 'far'\nkernel 'matmul' { n = 8, tokens = 2 }", 1, "far.lua:2", "x.lua:3 (= 2)");
     expect_report("include 'far'\nkernel 'matmul' { n = 8, m = 1536, tokens = 2 }",
-                  "error: far.lua:2:35: 'tokens' is 1 here and 2 at x.lua:3, both as specific for matmul (k=576, m=1536, "
+                  "error: far.lua:2:35: 'tokens' is 1 here and 2 at x.lua:3, both as specific for "
+                  "matmul (k=576, m=1536, "
                   "n=8, quant=q4_k); give one of them more fields [spec-conflict]\n"
                   "    kernel 'matmul' { k = 576, n = 8, tokens = 1 }\n"
                   "                                      ^\n");
     /* What is overridden does not contradict others either. */
-    expect("include 'far'\nkernel 'matmul' { n = 8, m = 1536, tokens = 2 }\nkernel 'matmul' { n = 8, k = 576, tokens = 2 }",
+    expect("include 'far'\nkernel 'matmul' { n = 8, m = 1536, tokens = 2 }\nkernel 'matmul' { n = "
+           "8, k = 576, tokens = 2 }",
            2, "x.lua:3", "x.lua:4 (= 2)");
 }
 
 static void test_unknown_words(void **state) {
     (void)state;
-    expect_report("kernel 'matmull' { tokens = 1 }",
-                  "error: x.lua:2:1: unknown template 'matmull'; did you mean 'matmul'? [spec-template]\n"
-                  "    kernel 'matmull' { tokens = 1 }\n"
-                  "    ^\n");
-    expect_report("kernel 'conv' { tokens = 1 }",
-                  "error: x.lua:2:1: unknown template 'conv'; there is matmul, attention [spec-template]\n"
-                  "    kernel 'conv' { tokens = 1 }\n"
-                  "    ^\n");
+    expect_report(
+        "kernel 'matmull' { tokens = 1 }",
+        "error: x.lua:2:1: unknown template 'matmull'; did you mean 'matmul'? [spec-template]\n"
+        "    kernel 'matmull' { tokens = 1 }\n"
+        "    ^\n");
+    expect_report(
+        "kernel 'conv' { tokens = 1 }",
+        "error: x.lua:2:1: unknown template 'conv'; there is matmul, attention [spec-template]\n"
+        "    kernel 'conv' { tokens = 1 }\n"
+        "    ^\n");
     expect_report("kernel 'matmul' { stage = 4 }",
-                  "error: x.lua:2:19: unknown key 'stage' in kernel \"matmul\"; did you mean 'stages'? [spec-key]\n"
+                  "error: x.lua:2:19: unknown key 'stage' in kernel \"matmul\"; did you mean "
+                  "'stages'? [spec-key]\n"
                   "    kernel 'matmul' { stage = 4 }\n"
                   "                      ^\n");
     expect_report("kernel 'matmul' { when = { residul = 1 }, stages = 4 }",
-                  "error: x.lua:2:28: unknown match field 'residul' in kernel \"matmul\"; did you mean 'residual'? "
+                  "error: x.lua:2:28: unknown match field 'residul' in kernel \"matmul\"; did you "
+                  "mean 'residual'? "
                   "[spec-key]\n"
                   "    kernel 'matmul' { when = { residul = 1 }, stages = 4 }\n"
                   "                               ^\n");
     expect_report("shape 'matmul' { quant = 'Q4_K', stages = 4 }",
-                  "error: x.lua:2:18: unknown quant 'Q4_K' in shape \"matmul\"; did you mean 'q4_k'? [spec-key]\n"
+                  "error: x.lua:2:18: unknown quant 'Q4_K' in shape \"matmul\"; did you mean "
+                  "'q4_k'? [spec-key]\n"
                   "    shape 'matmul' { quant = 'Q4_K', stages = 4 }\n"
                   "                     ^\n");
     expect_report("kernel 'matmul' { k = 1, stages = 5 }",
-                  "error: x.lua:2:26: 'stages' of template 'matmul' cannot be 5; it may be 2, 3 or 4 [spec-range]\n"
+                  "error: x.lua:2:26: 'stages' of template 'matmul' cannot be 5; it may be 2, 3 or "
+                  "4 [spec-range]\n"
                   "    kernel 'matmul' { k = 1, stages = 5 }\n"
                   "                             ^\n");
     expect_report("kernel 'attention' { k = 1, tokens = 5 }",
-                  "error: x.lua:2:22: unknown match field 'k' in kernel \"attention\"; did you mean 'n'? [spec-key]\n"
+                  "error: x.lua:2:22: unknown match field 'k' in kernel \"attention\"; did you "
+                  "mean 'n'? [spec-key]\n"
                   "    kernel 'attention' { k = 1, tokens = 5 }\n"
                   "                         ^\n"
                   "error: x.lua:2:29: unknown key 'tokens' in kernel \"attention\" [spec-key]\n"
@@ -187,13 +223,18 @@ static void test_unknown_words(void **state) {
 
 static void test_unknown_words_of_set(void **state) {
     (void)state;
-    static const struct { const char *set, *report; } cases[] = {
-        { "matmull.tokens=1", "error: --set matmull.tokens=1: unknown template 'matmull'; did you mean 'matmul'? "
-                              "[spec-template]\n" },
-        { "matmul.token=1", "error: --set matmul.token=1: unknown key 'token' in kernel \"matmul\"; did you mean 'tokens'? "
-                            "[spec-key]\n" },
-        { "matmul.tokens=3", "error: --set matmul.tokens=3: 'tokens' of template 'matmul' cannot be 3; it may be 1, 2, 4 "
-                             "or 8 [spec-range]\n" },
+    static const struct {
+        const char *set, *report;
+    } cases[] = {
+        {"matmull.tokens=1",
+         "error: --set matmull.tokens=1: unknown template 'matmull'; did you mean 'matmul'? "
+         "[spec-template]\n"},
+        {"matmul.token=1", "error: --set matmul.token=1: unknown key 'token' in kernel \"matmul\"; "
+                           "did you mean 'tokens'? "
+                           "[spec-key]\n"},
+        {"matmul.tokens=3", "error: --set matmul.tokens=3: 'tokens' of template 'matmul' cannot be "
+                            "3; it may be 1, 2, 4 "
+                            "or 8 [spec-range]\n"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         struct chosen c = choose("", &cases[i].set, 1, cases[i].report);

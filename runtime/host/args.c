@@ -148,14 +148,18 @@ static _Noreturn void refuse_fixed(int id, const char *name) {
     stop(EXIT_USAGE, "-%s: %s", name, what[id - OPT_FIXED_LAYERS]);
 }
 
+/* The last of several counts. */
+static void replace_text(char **text, char *now) {
+    free(*text);
+    *text = now;
+}
+
 static void apply_text(struct args *a, int id, const char *value) {
-    char *copy = NULL;
-    if (id == OPT_FILE) copy = read_file(value);
-    else if (id == OPT_PROMPT || id == OPT_SYSTEM) copy = strdup(value);
     switch (id) {
     case OPT_MODEL: a->plan = value; break;
-    case OPT_FILE: case OPT_PROMPT: a->prompt = copy; break;
-    case OPT_SYSTEM: a->system = copy; break;
+    case OPT_FILE: replace_text(&a->prompt, read_file(value)); break;
+    case OPT_PROMPT: replace_text(&a->prompt, strdup(value)); break;
+    case OPT_SYSTEM: replace_text(&a->system, strdup(value)); break;
     case OPT_LOGITS: a->mode = ARGS_LOGITS; a->logits_path = value; break;
     case OPT_TOKENS: a->tokens = value; break;
     default: break;
@@ -228,4 +232,9 @@ void args_parse(struct args *a, int argc, char **argv) {
     if (escapes && prompt_escapes && a->prompt) resolve_escapes(a->prompt);
     if (escapes && a->system) resolve_escapes(a->system);
     check(a);
+}
+
+void args_free(struct args *a) {
+    free(a->prompt);
+    free(a->system);
 }

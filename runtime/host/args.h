@@ -27,7 +27,8 @@ struct args {
 };
 
 /* Parses, or prints help or version and exits 0, or prints what is wrong and exits 2 (3 when a file
- * cannot be read). The strings live as long as the process. */
+ * cannot be read). */
 void args_parse(struct args *a, int argc, char **argv);
+void args_free(struct args *a);
 
 #endif

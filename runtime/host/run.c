@@ -390,5 +390,6 @@ int main(int argc, char **argv) {
     tokenizer_close(r.tokenizer);
     jllm_session_free(r.session);
     jllm_close(r.plan);
+    args_free(&r.args);
     return code;
 }
