@@ -2,8 +2,8 @@
  *
  * Code is copied into memory that is first written and then executed, never both at once. Launches
  * between two barriers are one list of chunks, which the threads, the caller's among them, take
- * from one counter; so results cannot depend on their number unless a kernel's items do. Threads
- * that wait spin for a moment and then sleep: an idle plan costs no time. Runs on one state must
+ * from one counter; so results cannot depend on their number unless a kernel's items do. A group is
+ * over when its chunks are, not when all threads have been there. Threads that wait spin for a moment and then sleep: an idle plan costs no time. Runs on one state must
  * not overlap. Nothing is allocated after cpu_open and cpu_context_new.
  */
 #include "device.h"
@@ -31,20 +31,25 @@ struct cpu_context {
     void *args[];   /* of all launches, as in the plan's table */
 };
 
+/* One word says which group runs and what is left of it, so that a thread that comes late, even runs
+ * later, takes a chunk of what runs now or learns that there is none:
+ *   bits 0..23 next chunk that nobody has taken, 24..47 chunks in the group, 48..63 its number */
+enum { CHUNK_BITS = 24, CHUNK_MASK = (1 << CHUNK_BITS) - 1 };
+
 struct cpu_state {
     const struct plan_view *view;
     uint8_t *code;
-    uint32_t n_threads, spins, seen;   /* seen: the caller's count of epochs */
+    uint32_t n_threads, spins;
     pthread_t threads[PLAN_THREADS_MAX];
     uint32_t n_started;
-    /* The run: written before an epoch begins, read after. */
+    _Atomic bool stop, running;
+    /* The run and its group: stable as long as a chunk of the group is not finished. */
     const struct cpu_context *context;
-    uint32_t first, end;
-    bool stop;
-    alignas(64) _Atomic uint64_t next;   /* chunk of the group that nobody has taken yet */
-    alignas(64) _Atomic uint32_t arrived;
+    uint32_t group, group_end, run_end;
+    alignas(64) _Atomic uint64_t word;
+    alignas(64) _Atomic uint32_t finished;   /* chunks of the group */
     _Atomic uint32_t sleepers;
-    alignas(64) _Atomic uint32_t epoch;  /* counts starts of runs and ends of groups */
+    alignas(64) _Atomic uint32_t epoch;      /* counts groups begun and runs ended */
 };
 
 static void cpu_relax(void) {
@@ -61,70 +66,70 @@ static void epoch_advance(struct cpu_state *s) {
         syscall(SYS_futex, &s->epoch, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Wait until *seen epochs are over. The count may be one further on by then, when the caller has
- * already begun its next run, but no more: that run cannot end without this thread. */
-static void epoch_await(struct cpu_state *s, uint32_t *seen) {
-    for (uint32_t i = 0; i < s->spins && atomic_load(&s->epoch) == *seen; i++) cpu_relax();
-    while (atomic_load(&s->epoch) == *seen) {
+static void epoch_await(struct cpu_state *s, uint32_t seen) {
+    for (uint32_t i = 0; i < s->spins && atomic_load(&s->epoch) == seen; i++) cpu_relax();
+    while (atomic_load(&s->epoch) == seen) {
         atomic_fetch_add(&s->sleepers, 1);
-        syscall(SYS_futex, &s->epoch, FUTEX_WAIT_PRIVATE, *seen, NULL, NULL, 0);
+        syscall(SYS_futex, &s->epoch, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
         atomic_fetch_sub(&s->sleepers, 1);
     }
-    ++*seen;
 }
 
 static uint64_t launch_chunks(const struct plan_launch *l) {
     return ((uint64_t)l->items + l->chunk - 1) / l->chunk;
 }
 
-static void launch_chunk(const struct cpu_context *c, const struct plan_launch *l, uint64_t chunk) {
-    const struct plan_view *v = c->state->view;
-    const struct plan_kernel *k = &v->kernels[l->kernel];
+/* Open the group that begins at launch `first`, or end the run. Called when nothing is unfinished. */
+static void group_begin(struct cpu_state *s, uint32_t first) {
+    const struct plan_launch *launches = s->view->launches;
+    uint64_t chunks = 0, number = (atomic_load(&s->word) >> 48) + 1;
+    if (first == s->run_end) {
+        atomic_store(&s->running, false);
+    } else {
+        uint32_t end = first;
+        do chunks += launch_chunks(&launches[end++]);
+        while (end < s->run_end && !(launches[end].flags & PLAN_LAUNCH_BARRIER));
+        s->group = first, s->group_end = end;
+        atomic_store(&s->finished, 0);
+        atomic_store(&s->word, number << 48 | chunks << CHUNK_BITS);
+    }
+    epoch_advance(s);
+}
+
+static void chunk_run(const struct cpu_state *s, uint64_t chunk) {
+    const struct cpu_context *c = s->context;
+    const struct plan_launch *l = s->view->launches + s->group;
+    for (; chunk >= launch_chunks(l); l++) chunk -= launch_chunks(l);
+    const struct plan_kernel *k = &s->view->kernels[l->kernel];
     uint32_t first = (uint32_t)chunk * l->chunk;
     uint32_t last = l->items - first > l->chunk ? first + l->chunk : l->items;
-    plan_cpu_kernel *run =
-        (plan_cpu_kernel *)(uintptr_t)(c->state->code + k->code_offset + k->entry);
+    plan_cpu_kernel *run = (plan_cpu_kernel *)(uintptr_t)(s->code + k->code_offset + k->entry);
     run(c->args + l->first_arg, &c->step, first, last);
 }
 
-/* Take chunks of launches [l, end) until none is left. A thread's chunks ascend, so one pass over
- * the launches finds them all. */
-static void group_work(struct cpu_state *s, const struct cpu_context *c,
-                       const struct plan_launch *l, const struct plan_launch *end) {
-    uint64_t base = 0;
+/* Take chunks until the group has none left. Who finishes the last one opens the next group, so a thread that is
+ * not on a core holds up nobody unless it is in the middle of a chunk. */
+static void group_work(struct cpu_state *s) {
+    uint32_t mine = 0;
+    uint64_t total = 0;
     for (;;) {
-        uint64_t chunk = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed);
-        while (l < end && chunk - base >= launch_chunks(l)) base += launch_chunks(l++);
-        if (l == end) return;
-        launch_chunk(c, l, chunk - base);
+        uint64_t word = atomic_fetch_add(&s->word, 1), chunk = word & CHUNK_MASK;
+        uint64_t chunks = word >> CHUNK_BITS & CHUNK_MASK;
+        if (chunk >= chunks) break;
+        chunk_run(s, chunk);
+        total = chunks;
+        mine++;
     }
-}
-
-/* What each thread does in a run: group after group; the last to arrive opens the next one. */
-static void run_work(struct cpu_state *s, uint32_t *seen) {
-    const struct cpu_context *c = s->context;
-    const struct plan_launch *l = s->view->launches + s->first, *end = s->view->launches + s->end;
-    while (l < end) {
-        const struct plan_launch *group = l++;
-        while (l < end && !(l->flags & PLAN_LAUNCH_BARRIER)) l++;
-        group_work(s, c, group, l);
-        if (atomic_fetch_add(&s->arrived, 1) + 1 == s->n_threads) {
-            atomic_store(&s->arrived, 0);
-            atomic_store(&s->next, 0);
-            epoch_advance(s);
-            ++*seen;
-        } else {
-            epoch_await(s, seen);
-        }
-    }
+    if (mine && atomic_fetch_add(&s->finished, mine) + mine == total) group_begin(s, s->group_end);
 }
 
 static void *thread_main(void *state) {
     struct cpu_state *s = state;
-    for (uint32_t seen = 0;;) {
-        epoch_await(s, &seen);
-        if (s->stop) return NULL;
-        run_work(s, &seen);
+    for (;;) {
+        uint32_t seen = atomic_load(&s->epoch);   /* before looking for work: what comes later wakes */
+        if (atomic_load(&s->stop)) return NULL;
+        group_work(s);
+        epoch_await(s, seen);
     }
 }
 
@@ -134,11 +139,15 @@ static bool cpu_run(void *context, const struct plan_step *step, uint32_t first,
     struct cpu_state *s = c->state;
     (void)e;
     memcpy(&c->step, step, offsetof(struct plan_step, ids) + step->n_tokens * sizeof step->ids[0]);
-    s->context = c, s->first = first, s->end = first + n;
-    epoch_advance(s);
-    s->seen++;
-    run_work(s, &s->seen);
-    return true;
+    s->context = c, s->run_end = first + n;
+    atomic_store(&s->running, true);
+    group_begin(s, first);
+    for (;;) {
+        uint32_t seen = atomic_load(&s->epoch);
+        if (!atomic_load(&s->running)) return true;
+        group_work(s);
+        if (atomic_load(&s->running)) epoch_await(s, seen);
+    }
 }
 
 static bool check_machine(const struct plan_info *info, struct jllm_error *e) {
@@ -194,7 +203,7 @@ static bool start_threads(struct cpu_state *s, struct jllm_error *e) {
 
 static void cpu_close(void *state) {
     struct cpu_state *s = state;
-    s->stop = true;
+    atomic_store(&s->stop, true);
     epoch_advance(s);
     for (uint32_t i = 0; i < s->n_started; i++) pthread_join(s->threads[i], NULL);
     if (s->code) munmap(s->code, s->view->code_bytes);

@@ -286,12 +286,16 @@ static bool check_args(const struct plan_view *v, struct jllm_error *e) {
 }
 
 static bool check_launches(const struct plan_view *v, struct jllm_error *e) {
+    uint64_t chunks = 0;   /* since the last barrier */
     for (uint32_t i = 0; i < v->n_launches; i++) {
         const struct plan_launch *l = &v->launches[i];
         WANT("launch", i, l->kernel < v->n_kernels && is_string(v, l->op));
         WANT("launch", i, l->n_args <= PLAN_ARGS_MAX && fits(l->first_arg, l->n_args, v->n_args));
         WANT("launch", i, l->items && l->chunk && l->flags <= PLAN_LAUNCH_BARRIER);
         WANT("launch", i, l->layer == UINT32_MAX || l->layer < v->info->n_layer);
+        if (l->flags & PLAN_LAUNCH_BARRIER) chunks = 0;
+        chunks += ((uint64_t)l->items + l->chunk - 1) / l->chunk;
+        WANT("launch", i, v->info->device != PLAN_DEVICE_CPU || chunks <= PLAN_CHUNKS_MAX);
     }
     return true;
 }

@@ -33,6 +33,7 @@ enum {
     PLAN_PIECES_MAX = 1 << 20,
     PLAN_VOCAB_MAX = 1 << 24,
     PLAN_CTX_MAX = 1 << 24,
+    PLAN_CHUNKS_MAX = (1 << 24) - 4096,  /* cpu: chunks of the launches between two barriers */
     PLAN_THREADS_MAX = 256,
 };
 #define PLAN_BYTES_MAX ((uint64_t)1 << 46)  /* of anything: sums of two never overflow */
