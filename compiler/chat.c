@@ -1,6 +1,6 @@
-/* Chat template -> glue. Guarantees that a section is only written when a conversation of five turns,
- * with and without a system message, renders exactly as the template renders it. What depends on the
- * words of a message (tool calls in it, switches in the system text) is not kept. */
+/* Chat template -> glue. Guarantees that a section is only written when a conversation of five
+ * turns, with and without a system message, renders exactly as the template renders it. What
+ * depends on the words of a message (tool calls in it, switches in the system text) is not kept. */
 #include "chat.h"
 
 #include <assert.h>
@@ -41,18 +41,19 @@ static bool give_up(struct lowering *l, const char *reason) {
     return false;
 }
 
-static enum jinja_status render(struct lowering *l, const struct jinja_message *messages, size_t n, int thinking,
-                                char **text, size_t *bytes) {
+static enum jinja_status render(struct lowering *l, const struct jinja_message *messages, size_t n,
+                                int thinking, char **text, size_t *bytes) {
     struct jinja_input in = {messages, n, l->bos, l->eos, true, thinking};
     return jinja_render(l->source.p, l->source.bytes, &in, text, bytes, &l->scratch);
 }
 
 /* Find the messages in their order, with or without the blanks around them. */
-static bool cut_at_marks(struct lowering *l, struct rendered *r, const struct jinja_message *m, size_t n, bool blanks,
-                         const char *text, size_t bytes) {
+static bool cut_at_marks(struct lowering *l, struct rendered *r, const struct jinja_message *m,
+                         size_t n, bool blanks, const char *text, size_t bytes) {
     const char *end = text + bytes;
     for (size_t i = 0; i < n; i++) {
-        size_t before = blanks ? BEFORE : 0, after = blanks ? AFTER : 0, core = strlen(m[i].content) - before - after;
+        size_t before = blanks ? BEFORE : 0, after = blanks ? AFTER : 0,
+               core = strlen(m[i].content) - before - after;
         const char *p = memmem(text, (size_t)(end - text), m[i].content + before, core);
         if (!p) return give_up(l, "a message does not appear in its place");
         const char *q = p + core;
@@ -69,13 +70,14 @@ static bool cut_at_marks(struct lowering *l, struct rendered *r, const struct ji
 }
 
 static const char *mark(struct lowering *l, size_t i, bool blanks) {
-    return arena_printf(&l->scratch, "%sjllm-mark-%zu%s", blanks ? before_mark : "", i, blanks ? after_mark : "");
+    return arena_printf(&l->scratch, "%sjllm-mark-%zu%s", blanks ? before_mark : "", i,
+                        blanks ? after_mark : "");
 }
 
 struct probe { bool system; size_t n_turns; int thinking; bool blanks; };
 
-/* Render a conversation of marks. JINJA_RAISED is told apart: that such a conversation is not allowed
- * is an answer too. */
+/* Render a conversation of marks. JINJA_RAISED is told apart: that such a conversation is not
+ * allowed is an answer too. */
 static enum jinja_status render_marked(struct lowering *l, struct probe probe, struct rendered *r) {
     struct jinja_message m[TURNS_MAX + 1];
     size_t n = 0, bytes;
@@ -85,7 +87,8 @@ static enum jinja_status render_marked(struct lowering *l, struct probe probe, s
         m[n++] = (struct jinja_message){i % 2 ? "assistant" : "user", mark(l, i, probe.blanks)};
     enum jinja_status status = render(l, m, n, probe.thinking, &text, &bytes);
     if (status != JINJA_OK) l->reason = text;
-    if (status == JINJA_OK && !cut_at_marks(l, r, m, n, probe.blanks, text, bytes)) status = JINJA_NOT_UNDERSTOOD;
+    if (status == JINJA_OK && !cut_at_marks(l, r, m, n, probe.blanks, text, bytes))
+        status = JINJA_NOT_UNDERSTOOD;
     return status;
 }
 
@@ -107,7 +110,8 @@ static bool learn_system(struct lowering *l) {
     struct rendered r;
     enum jinja_status status = render_marked(l, (struct probe){true, 1, -1, true}, &r);
     if (status != JINJA_OK) return status == JINJA_RAISED;
-    if (!same(r.gap[2], l->glue[CHAT_GENERATE])) return give_up(l, "the generation prompt depends on the system message");
+    if (!same(r.gap[2], l->glue[CHAT_GENERATE]))
+        return give_up(l, "the generation prompt depends on the system message");
     l->glue[CHAT_BEFORE_SYSTEM] = r.gap[0];
     l->glue[CHAT_SYSTEM_TO_USER] = r.gap[1];
     l->flags |= CHAT_HAS_SYSTEM;
@@ -118,7 +122,9 @@ static bool learn_system(struct lowering *l) {
 /* Does an earlier answer lose its thinking? 0 no, 1 yes, -1 something else happens to it. */
 static int drops_thinking(struct lowering *l) {
     const struct jinja_message m[] = {
-        {"user", "jllm-mark-0"}, {"assistant", "<think>\njllm-thought\n</think>\n\njllm-mark-1"}, {"user", "jllm-mark-2"},
+        {"user", "jllm-mark-0"},
+        {"assistant", "<think>\njllm-thought\n</think>\n\njllm-mark-1"},
+        {"user", "jllm-mark-2"},
     };
     char *text;
     size_t bytes;
@@ -138,7 +144,8 @@ static bool learn_turns(struct lowering *l) {
     l->flags |= CHAT_HAS_TURNS;
     l->flags |= r.trim[1] << 2 * CHAT_ASSISTANT;
     int drops = drops_thinking(l);
-    if (drops < 0) return give_up(l, "what becomes of thinking in earlier answers is not understood");
+    if (drops < 0)
+        return give_up(l, "what becomes of thinking in earlier answers is not understood");
     if (drops) l->flags |= CHAT_DROP_THINKING;
     return true;
 }
@@ -151,20 +158,26 @@ static bool check_turns(struct lowering *l, bool system, bool blanks) {
     if (render_marked(l, probe, &r) != JINJA_OK) return false;
     const struct glue_text *gap = r.gap + system;
     bool ok = same(gap[0], l->glue[system ? CHAT_SYSTEM_TO_USER : CHAT_BEFORE_USER]) &&
-              (!system || same(r.gap[0], l->glue[CHAT_BEFORE_SYSTEM])) && same(gap[probe.n_turns], l->glue[CHAT_GENERATE]);
+              (!system || same(r.gap[0], l->glue[CHAT_BEFORE_SYSTEM])) &&
+              same(gap[probe.n_turns], l->glue[CHAT_GENERATE]);
     for (size_t i = 0; i < probe.n_turns; i++) {
-        uint32_t trim = l->flags >> 2 * (i % 2 ? CHAT_ASSISTANT : CHAT_USER) & (CHAT_TRIM_LEFT | CHAT_TRIM_RIGHT);
-        if (i) ok = ok && same(gap[i], l->glue[i % 2 ? CHAT_USER_TO_ASSISTANT : CHAT_ASSISTANT_TO_USER]);
+        uint32_t trim = l->flags >> 2 * (i % 2 ? CHAT_ASSISTANT : CHAT_USER) &
+                        (CHAT_TRIM_LEFT | CHAT_TRIM_RIGHT);
+        if (i)
+            ok = ok &&
+                 same(gap[i], l->glue[i % 2 ? CHAT_USER_TO_ASSISTANT : CHAT_ASSISTANT_TO_USER]);
         ok = ok && (!blanks || trim == r.trim[system + i]);
     }
     return ok || give_up(l, "what stands around a message depends on its place or its words");
 }
 
-/* Thinking switched off may change the generation prompt; a template where it changes more has no switch. */
+/* Thinking switched off may change the generation prompt; a template where it changes more has no
+ * switch. */
 static void learn_plain(struct lowering *l) {
     struct rendered r;
-    if (render_marked(l, (struct probe){false, 1, 0, true}, &r) != JINJA_OK || same(r.gap[1], l->glue[CHAT_GENERATE]) ||
-        !same(r.gap[0], l->glue[CHAT_BEFORE_USER])) return;
+    if (render_marked(l, (struct probe){false, 1, 0, true}, &r) != JINJA_OK ||
+        same(r.gap[1], l->glue[CHAT_GENERATE]) || !same(r.gap[0], l->glue[CHAT_BEFORE_USER]))
+        return;
     l->glue[CHAT_GENERATE_PLAIN] = r.gap[1];
     l->flags |= CHAT_HAS_PLAIN;
 }
@@ -180,11 +193,13 @@ static bool learn(struct lowering *l) {
 /* ---- writing ---- */
 
 /* The longest control token that p starts with, or NULL. */
-static const struct tokenizer_control *control_at(const struct lowering *l, const char *p, size_t bytes) {
+static const struct tokenizer_control *control_at(const struct lowering *l, const char *p,
+                                                  size_t bytes) {
     const struct tokenizer_control *best = NULL;
     for (size_t i = 0; i < l->n_controls; i++) {
         const struct tokenizer_control *c = &l->controls[i];
-        if (c->text.bytes <= bytes && memcmp(c->text.p, p, c->text.bytes) == 0 && (!best || c->text.bytes > best->text.bytes))
+        if (c->text.bytes <= bytes && memcmp(c->text.p, p, c->text.bytes) == 0 &&
+            (!best || c->text.bytes > best->text.bytes))
             best = c;
     }
     return best;
@@ -244,7 +259,8 @@ static bool append_section(struct lowering *l, struct buffer *out) {
 
 /* The text of the token under a key, as the template's bos_token and eos_token. */
 static const char *token_text(struct lowering *l, const char *key) {
-    const struct gguf_kv *kv = gguf_find(l->g, key), *tokens = gguf_find(l->g, "tokenizer.ggml.tokens");
+    const struct gguf_kv *kv = gguf_find(l->g, key),
+                         *tokens = gguf_find(l->g, "tokenizer.ggml.tokens");
     if (!kv || !tokens || tokens->type != GGUF_ARRAY || tokens->item_type != GGUF_STRING) return "";
     uint64_t id = gguf_u64(l->g, key, UINT64_MAX, NULL, l->d);
     if (id >= tokens->count) return "";
@@ -263,8 +279,10 @@ bool chat_lower(const struct gguf *g, struct buffer *out, struct arena *a, struc
     l.eos = token_text(&l, "tokenizer.ggml.eos_token_id");
     l.n_controls = tokenizer_controls(g, &l.controls, a);
     if (!learn(&l) || !append_section(&l, out))
-        diag_warning(d, "chat-template", g->path, "tokenizer.chat_template is not understood (%s): the plan has no chat rules, "
-                     "raw completion works", diag_quote(l.reason, strlen(l.reason)));
+        diag_warning(d, "chat-template", g->path,
+                     "tokenizer.chat_template is not understood (%s): the plan has no chat rules, "
+                     "raw completion works",
+                     diag_quote(l.reason, strlen(l.reason)));
     arena_free(&l.scratch);
     return d->errors == errors;
 }

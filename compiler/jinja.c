@@ -48,7 +48,8 @@ struct jinja {
 static _Noreturn void stop(struct jinja *j, const char *what, const char *p, size_t bytes) {
     if (bytes > 60) bytes = 60;
     j->status = JINJA_NOT_UNDERSTOOD;
-    j->error = arena_printf(j->a, "line %u: %s%s%.*s%s", j->line, what, bytes ? " '" : "", (int)bytes, p, bytes ? "'" : "");
+    j->error = arena_printf(j->a, "line %u: %s%s%.*s%s", j->line, what, bytes ? " '" : "",
+                            (int)bytes, p, bytes ? "'" : "");
     longjmp(j->leave, 1);
 }
 
@@ -67,7 +68,9 @@ static void *allocate(struct jinja *j, size_t bytes) {
 
 static struct value boolean(bool b) { return (struct value){.kind = BOOLEAN, .n = b}; }
 static struct value integer(long long n) { return (struct value){.kind = INTEGER, .n = n}; }
-static struct value string(const char *p, size_t bytes) { return (struct value){.kind = STRING, .p = p, .bytes = bytes}; }
+static struct value string(const char *p, size_t bytes) {
+    return (struct value){.kind = STRING, .p = p, .bytes = bytes};
+}
 static struct value text(const char *p) { return string(p, strlen(p)); }
 
 static bool same_name(const char *p, size_t bytes, const char *name) {
@@ -85,7 +88,8 @@ static bool truth(struct value v) {
 }
 
 static bool equal(struct value a, struct value b) {
-    bool numbers = (a.kind == BOOLEAN || a.kind == INTEGER) && (b.kind == BOOLEAN || b.kind == INTEGER);
+    bool numbers =
+        (a.kind == BOOLEAN || a.kind == INTEGER) && (b.kind == BOOLEAN || b.kind == INTEGER);
     if (numbers) return a.n == b.n;
     if (a.kind != b.kind) return false;
     if (a.kind == STRING) return a.bytes == b.bytes && memcmp(a.p, b.p, a.bytes) == 0;
@@ -119,7 +123,8 @@ static struct value new_map(struct jinja *j) {
 }
 
 static struct value new_list(struct jinja *j, size_t n) {
-    return (struct value){.kind = LIST, .n = (long long)n, .items = allocate(j, n * sizeof(struct value))};
+    return (struct value){
+        .kind = LIST, .n = (long long)n, .items = allocate(j, n * sizeof(struct value))};
 }
 
 static struct value concat(struct jinja *j, struct value a, struct value b) {
@@ -146,8 +151,10 @@ static const char *find_text(const char *p, size_t bytes, const char *part, size
 }
 
 static bool contains(struct jinja *j, struct value part, struct value whole) {
-    if (whole.kind == STRING && part.kind == STRING) return find_text(whole.p, whole.bytes, part.p, part.bytes) != NULL;
-    if (whole.kind == MAP && part.kind == STRING) return map_find(whole.map, part.p, part.bytes) != NULL;
+    if (whole.kind == STRING && part.kind == STRING)
+        return find_text(whole.p, whole.bytes, part.p, part.bytes) != NULL;
+    if (whole.kind == MAP && part.kind == STRING)
+        return map_find(whole.map, part.p, part.bytes) != NULL;
     if (whole.kind != LIST) stop(j, "'in' is not understood for these values", "", 0);
     for (long long i = 0; i < whole.n; i++)
         if (equal(part, whole.items[i])) return true;
@@ -167,7 +174,9 @@ static struct value split(struct jinja *j, struct value v, struct value by) {
     size_t n = 1;
     const char *end = v.p + v.bytes;
     if (!by.bytes) stop(j, "split() without a separator is not understood", "", 0);
-    for (const char *p = v.p, *q; (q = find_text(p, (size_t)(end - p), by.p, by.bytes)); p = q + by.bytes) n++;
+    for (const char *p = v.p, *q; (q = find_text(p, (size_t)(end - p), by.p, by.bytes));
+         p = q + by.bytes)
+        n++;
     struct value list = new_list(j, n);
     const char *p = v.p;
     for (size_t i = 0; i < n; i++) {
@@ -180,7 +189,8 @@ static struct value split(struct jinja *j, struct value v, struct value by) {
 
 static struct value replace(struct jinja *j, struct value v, struct value old, struct value new) {
     struct value list = split(j, v, old), result = list.items[0];
-    for (long long i = 1; i < list.n; i++) result = concat(j, concat(j, result, new), list.items[i]);
+    for (long long i = 1; i < list.n; i++)
+        result = concat(j, concat(j, result, new), list.items[i]);
     return result;
 }
 
@@ -205,9 +215,13 @@ static void next_token(struct jinja *j) {
     }
     enum token_kind kind = SYMBOL;
     if (*p == '"' || *p == '\'') kind = TEXT, q = string_end(j, p);
-    else if (isdigit((unsigned char)*p)) for (kind = NUMBER; q < j->end && isdigit((unsigned char)*q);) q++;
+    else if (isdigit((unsigned char)*p))
+        for (kind = NUMBER; q < j->end && isdigit((unsigned char)*q);) q++;
     else if (name_char(*p)) for (kind = NAME; q < j->end && name_char(*q);) q++;
-    else q += q + 1 < j->end && ((q[1] == '=' && strchr("=!<>", *q)) || (*q == '/' && q[1] == '/')) ? 2 : 1;
+    else
+        q += q + 1 < j->end && ((q[1] == '=' && strchr("=!<>", *q)) || (*q == '/' && q[1] == '/'))
+                 ? 2
+                 : 1;
     j->token = (struct token){kind, p, (size_t)(q - p)};
     j->at = q;
 }
@@ -221,7 +235,9 @@ static bool take(struct jinja *j, const char *text_wanted) {
     return true;
 }
 static void expect(struct jinja *j, const char *text_wanted) {
-    if (!take(j, text_wanted)) stop(j, arena_printf(j->a, "'%s' expected before", text_wanted), j->token.p, j->token.bytes);
+    if (!take(j, text_wanted))
+        stop(j, arena_printf(j->a, "'%s' expected before", text_wanted), j->token.p,
+             j->token.bytes);
 }
 static struct token take_name(struct jinja *j) {
     struct token t = j->token;
@@ -305,14 +321,18 @@ static struct arguments read_arguments(struct jinja *j) {
     return args;
 }
 
-static struct value argument(struct jinja *j, const struct arguments *args, size_t i, enum kind kind) {
-    if (i >= args->n || args->list[i].kind != kind) stop(j, "an argument is missing or of another type than understood", "", 0);
+static struct value argument(struct jinja *j, const struct arguments *args, size_t i,
+                             enum kind kind) {
+    if (i >= args->n || args->list[i].kind != kind)
+        stop(j, "an argument is missing or of another type than understood", "", 0);
     return args->list[i];
 }
 
-static struct value call_function(struct jinja *j, struct token name, const struct arguments *args) {
+static struct value call_function(struct jinja *j, struct token name,
+                                  const struct arguments *args) {
     if (same_name(name.p, name.bytes, "namespace")) return args->named;
-    if (!same_name(name.p, name.bytes, "raise_exception")) stop(j, "unknown function", name.p, name.bytes);
+    if (!same_name(name.p, name.bytes, "raise_exception"))
+        stop(j, "unknown function", name.p, name.bytes);
     struct value why = args->n ? printed(j, args->list[0]) : text("");
     j->status = JINJA_RAISED;
     j->error = arena_copy(j->a, why.p, why.bytes);
@@ -321,40 +341,50 @@ static struct value call_function(struct jinja *j, struct token name, const stru
 
 static struct value case_changed(struct jinja *j, struct value v, int (*change)(int)) {
     char *p = allocate(j, v.bytes);
-    for (size_t i = 0; i < v.bytes; i++) p[i] = (char)((unsigned char)v.p[i] < 0x80 ? change(v.p[i]) : v.p[i]);
+    for (size_t i = 0; i < v.bytes; i++)
+        p[i] = (char)((unsigned char)v.p[i] < 0x80 ? change(v.p[i]) : v.p[i]);
     return string(p, v.bytes);
 }
 
-static struct value call_string(struct jinja *j, struct value s, const char *p, size_t n, const struct arguments *args) {
-    bool both = same_name(p, n, "strip"), left = same_name(p, n, "lstrip"), right = same_name(p, n, "rstrip");
+static struct value call_string(struct jinja *j, struct value s, const char *p, size_t n,
+                                const struct arguments *args) {
+    bool both = same_name(p, n, "strip"), left = same_name(p, n, "lstrip"),
+         right = same_name(p, n, "rstrip");
     if (both || left || right) {
-        struct value chars = args->n ? argument(j, args, 0, STRING) : string(blanks, sizeof blanks - 1);
+        struct value chars =
+            args->n ? argument(j, args, 0, STRING) : string(blanks, sizeof blanks - 1);
         return strip(s, both || left, both || right, chars.p, chars.bytes);
     }
     if (same_name(p, n, "upper")) return case_changed(j, s, toupper);
     if (same_name(p, n, "lower")) return case_changed(j, s, tolower);
     struct value first = args->n ? argument(j, args, 0, STRING) : text("");
     bool fits = first.bytes <= s.bytes;
-    if (same_name(p, n, "startswith")) return boolean(fits && memcmp(s.p, first.p, first.bytes) == 0);
+    if (same_name(p, n, "startswith"))
+        return boolean(fits && memcmp(s.p, first.p, first.bytes) == 0);
     if (same_name(p, n, "endswith"))
         return boolean(fits && memcmp(s.p + s.bytes - first.bytes, first.p, first.bytes) == 0);
     if (same_name(p, n, "split") && args->n == 1) return split(j, s, first);
-    if (same_name(p, n, "replace") && args->n == 2) return replace(j, s, first, argument(j, args, 1, STRING));
+    if (same_name(p, n, "replace") && args->n == 2)
+        return replace(j, s, first, argument(j, args, 1, STRING));
     stop(j, "unknown method of a string", p, n);
 }
 
-static struct value call_method(struct jinja *j, struct value method, const struct arguments *args) {
+static struct value call_method(struct jinja *j, struct value method,
+                                const struct arguments *args) {
     struct value self = *method.items;
     if (self.kind == STRING) return call_string(j, self, method.p, method.bytes, args);
-    if (self.kind != MAP || !same_name(method.p, method.bytes, "get")) stop(j, "unknown method", method.p, method.bytes);
+    if (self.kind != MAP || !same_name(method.p, method.bytes, "get"))
+        stop(j, "unknown method", method.p, method.bytes);
     struct value key = argument(j, args, 0, STRING);
     struct entry *e = map_find(self.map, key.p, key.bytes);
     return e ? e->value : args->n > 1 ? args->list[1] : (struct value){.kind = NONE};
 }
 
 /* a.name and a['name']: a key of a mapping, or else a method. */
-static struct value member(struct jinja *j, struct value v, const char *p, size_t bytes, bool method) {
-    if (v.kind == UNDEFINED || v.kind == NONE) stop(j, "an attribute of an undefined value:", p, bytes);
+static struct value member(struct jinja *j, struct value v, const char *p, size_t bytes,
+                           bool method) {
+    if (v.kind == UNDEFINED || v.kind == NONE)
+        stop(j, "an attribute of an undefined value:", p, bytes);
     struct entry *e = v.kind == MAP ? map_find(v.map, p, bytes) : NULL;
     if (e) return e->value;
     if (!method || !token_is(j, "(")) return (struct value){0};
@@ -364,9 +394,11 @@ static struct value member(struct jinja *j, struct value v, const char *p, size_
 }
 
 static struct value list_item(struct jinja *j, struct value list, struct value index) {
-    if (list.kind == STRING && index.kind == INTEGER) stop(j, "characters of a string are not understood", "", 0);
+    if (list.kind == STRING && index.kind == INTEGER)
+        stop(j, "characters of a string are not understood", "", 0);
     if (index.kind == STRING) return member(j, list, index.p, index.bytes, false);
-    if (list.kind != LIST || index.kind != INTEGER) stop(j, "this subscript is not understood", "", 0);
+    if (list.kind != LIST || index.kind != INTEGER)
+        stop(j, "this subscript is not understood", "", 0);
     long long i = index.n < 0 ? index.n + list.n : index.n;
     return i >= 0 && i < list.n ? list.items[i] : (struct value){0};
 }
@@ -413,7 +445,8 @@ static struct value postfix(struct jinja *j, struct value v) {
             v = subscript(j, v);
         } else if (take(j, "(")) {
             struct arguments args = read_arguments(j);
-            if (j->live && v.kind != METHOD) stop(j, "only methods of values can be called here", "", 0);
+            if (j->live && v.kind != METHOD)
+                stop(j, "only methods of values can be called here", "", 0);
             if (j->live) v = call_method(j, v, &args);
         } else {
             return v;
@@ -455,9 +488,12 @@ static struct value number(struct jinja *j) {
 
 static struct value named(struct jinja *j) {
     struct token name = take_name(j);
-    if (same_name(name.p, name.bytes, "true") || same_name(name.p, name.bytes, "True")) return boolean(true);
-    if (same_name(name.p, name.bytes, "false") || same_name(name.p, name.bytes, "False")) return boolean(false);
-    if (same_name(name.p, name.bytes, "none") || same_name(name.p, name.bytes, "None")) return (struct value){.kind = NONE};
+    if (same_name(name.p, name.bytes, "true") || same_name(name.p, name.bytes, "True"))
+        return boolean(true);
+    if (same_name(name.p, name.bytes, "false") || same_name(name.p, name.bytes, "False"))
+        return boolean(false);
+    if (same_name(name.p, name.bytes, "none") || same_name(name.p, name.bytes, "None"))
+        return (struct value){.kind = NONE};
     struct value v = lookup(j, name);
     if (v.kind != UNDEFINED || !take(j, "(")) return v;
     struct arguments args = read_arguments(j);
@@ -492,24 +528,37 @@ static struct value length_of(struct jinja *j, struct value v) {
     return integer(n);
 }
 
-static struct value apply_filter(struct jinja *j, struct value v, struct token f, const struct arguments *args) {
-    if (same_name(f.p, f.bytes, "length") || same_name(f.p, f.bytes, "count")) return length_of(j, v);
+static struct value apply_filter(struct jinja *j, struct value v, struct token f,
+                                 const struct arguments *args) {
+    if (same_name(f.p, f.bytes, "length") || same_name(f.p, f.bytes, "count"))
+        return length_of(j, v);
     if (same_name(f.p, f.bytes, "string")) return printed(j, v);
-    if (same_name(f.p, f.bytes, "default")) return v.kind == UNDEFINED && args->n ? args->list[0] : v;
+    if (same_name(f.p, f.bytes, "default"))
+        return v.kind == UNDEFINED && args->n ? args->list[0] : v;
     if (same_name(f.p, f.bytes, "list") && v.kind == LIST) return v;
-    if (same_name(f.p, f.bytes, "first") && v.kind == LIST) return v.n ? v.items[0] : (struct value){0};
-    if (same_name(f.p, f.bytes, "last") && v.kind == LIST) return v.n ? v.items[v.n - 1] : (struct value){0};
-    if (same_name(f.p, f.bytes, "trim")) return strip(printed(j, v), true, true, blanks, sizeof blanks - 1);
+    if (same_name(f.p, f.bytes, "first") && v.kind == LIST)
+        return v.n ? v.items[0] : (struct value){0};
+    if (same_name(f.p, f.bytes, "last") && v.kind == LIST)
+        return v.n ? v.items[v.n - 1] : (struct value){0};
+    if (same_name(f.p, f.bytes, "trim"))
+        return strip(printed(j, v), true, true, blanks, sizeof blanks - 1);
     if (same_name(f.p, f.bytes, "upper")) return case_changed(j, printed(j, v), toupper);
     if (same_name(f.p, f.bytes, "lower")) return case_changed(j, printed(j, v), tolower);
     stop(j, "unknown filter", f.p, f.bytes);
 }
 
 static bool apply_test(struct jinja *j, struct value v, struct token t) {
-    static const struct { const char *name; unsigned kinds; } tests[] = {
-        {"undefined", 1u << UNDEFINED}, {"none", 1u << NONE}, {"string", 1u << STRING}, {"mapping", 1u << MAP},
-        {"iterable", 1u << STRING | 1u << LIST | 1u << MAP}, {"sequence", 1u << STRING | 1u << LIST | 1u << MAP},
-        {"boolean", 1u << BOOLEAN}, {"number", 1u << INTEGER | 1u << BOOLEAN}, {"integer", 1u << INTEGER},
+    static const struct { const char *name; unsigned kinds;
+    } tests[] = {
+        {"undefined", 1u << UNDEFINED},
+        {"none", 1u << NONE},
+        {"string", 1u << STRING},
+        {"mapping", 1u << MAP},
+        {"iterable", 1u << STRING | 1u << LIST | 1u << MAP},
+        {"sequence", 1u << STRING | 1u << LIST | 1u << MAP},
+        {"boolean", 1u << BOOLEAN},
+        {"number", 1u << INTEGER | 1u << BOOLEAN},
+        {"integer", 1u << INTEGER},
         {"defined", ~(1u << UNDEFINED)},
     };
     for (size_t i = 0; i < COUNT(tests); i++)
@@ -553,7 +602,8 @@ static struct value product(struct jinja *j) {
         next_token(j);
         struct value w = unary(j);
         if (!j->live) continue;
-        if (op.p[0] != '%' || v.kind != INTEGER || w.kind != INTEGER || w.n <= 0) stop(j, "not understood:", op.p, op.bytes);
+        if (op.p[0] != '%' || v.kind != INTEGER || w.kind != INTEGER || w.n <= 0)
+            stop(j, "not understood:", op.p, op.bytes);
         v = integer(((v.n % w.n) + w.n) % w.n);
     }
     return v;
@@ -579,13 +629,15 @@ static struct value sum(struct jinja *j) {
         if (!numbers && (op.p[0] == '-' || v.kind != STRING || w.kind != STRING))
             stop(j, "these values cannot be added or subtracted:", op.p, op.bytes);
         v = !numbers ? concat(j, v, w) : integer(op.p[0] == '+' ? v.n + w.n : v.n - w.n);
-        if (v.kind == INTEGER && (v.n > INT32_MAX || v.n < INT32_MIN)) stop(j, "a number is too large", "", 0);
+        if (v.kind == INTEGER && (v.n > INT32_MAX || v.n < INT32_MIN))
+            stop(j, "a number is too large", "", 0);
     }
     return v;
 }
 
 static bool ordered(struct jinja *j, struct token op, struct value v, struct value w) {
-    if (v.kind != INTEGER || w.kind != INTEGER) stop(j, "only numbers can be compared by", op.p, op.bytes);
+    if (v.kind != INTEGER || w.kind != INTEGER)
+        stop(j, "only numbers can be compared by", op.p, op.bytes);
     bool less = v.n < w.n, same = v.n == w.n;
     if (op.p[0] == '>') less = !less && !same;
     return less || (op.bytes == 2 && same);
@@ -596,8 +648,9 @@ static struct value comparison(struct jinja *j) {
     for (;;) {
         struct token op = j->token;
         bool negated = false, in = false;
-        if (token_is(j, "==") || token_is(j, "!=") || token_is(j, "<") || token_is(j, ">") || token_is(j, "<=") ||
-            token_is(j, ">=")) next_token(j);
+        if (token_is(j, "==") || token_is(j, "!=") || token_is(j, "<") || token_is(j, ">") ||
+            token_is(j, "<=") || token_is(j, ">="))
+            next_token(j);
         else if (take(j, "in")) in = true;
         else if (take(j, "not")) in = negated = (expect(j, "in"), true);
         else return v;
@@ -697,7 +750,8 @@ static const char *data_end(const char *p, const char *tag, const char *start) {
     return q == start || q[-1] == '\n' ? q : tag;
 }
 
-/* Data after a tag that closes at `close`: "-" takes blanks off, else a newline after a statement or comment. */
+/* Data after a tag that closes at `close`: "-" takes blanks off, else a newline after a statement
+ * or comment. */
 static const char *data_start(const char *close, const char *end, bool statement) {
     const char *p = close + 2;
     if (close[-1] == '-') while (p < end && isspace((unsigned char)*p)) p++;
@@ -795,7 +849,8 @@ static struct value loop_facts(struct jinja *j, long long i, long long n) {
 /* Returns the index of endfor. */
 static size_t run_for(struct jinja *j, size_t i, size_t end) {
     size_t body_end = next_part(j, i, end);
-    if (!statement_is(&j->pieces[body_end], "endfor")) stop(j, "'else' of a loop is not understood", "", 0);
+    if (!statement_is(&j->pieces[body_end], "endfor"))
+        stop(j, "'else' of a loop is not understood", "", 0);
     begin(j, &j->pieces[i]);
     next_token(j);
     struct token name = take_name(j);
@@ -803,7 +858,8 @@ static size_t run_for(struct jinja *j, size_t i, size_t end) {
     expect(j, "in");
     struct value list = disjunction(j);
     if (j->token.kind != END) stop(j, "not understood in a loop:", j->token.p, j->token.bytes);
-    if (list.kind != LIST && list.kind != UNDEFINED) stop(j, "only lists can be looped over", "", 0);
+    if (list.kind != LIST && list.kind != UNDEFINED)
+        stop(j, "only lists can be looped over", "", 0);
     struct map *outer = j->scope;
     for (long long k = 0; list.kind == LIST && k < list.n; k++) {
         j->scope = new_map(j).map;
@@ -833,7 +889,8 @@ static void run_set(struct jinja *j, const struct piece *piece) {
 }
 
 static void print(struct jinja *j, const char *p, size_t bytes) {
-    if (j->out.bytes + bytes > JINJA_OUTPUT_BYTES_MAX) stop(j, "the template writes too much", "", 0);
+    if (j->out.bytes + bytes > JINJA_OUTPUT_BYTES_MAX)
+        stop(j, "the template writes too much", "", 0);
     if (bytes) buffer_append(&j->out, p, bytes);
 }
 
@@ -890,8 +947,9 @@ static void define_input(struct jinja *j, const struct jinja_input *in) {
     if (in->thinking >= 0) define(j, j->scope, "enable_thinking", boolean(in->thinking));
 }
 
-enum jinja_status jinja_render(const char *template_text, size_t template_bytes, const struct jinja_input *input,
-                               char **text_out, size_t *bytes, struct arena *a) {
+enum jinja_status jinja_render(const char *template_text, size_t template_bytes,
+                               const struct jinja_input *input, char **text_out, size_t *bytes,
+                               struct arena *a) {
     struct jinja *j = arena_alloc(a, sizeof *j);   /* not on the stack: setjmp could lose changes */
     *j = (struct jinja){.a = a, .live = true, .line = 1};
     if (setjmp(j->leave) == 0) {

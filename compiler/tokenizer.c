@@ -12,7 +12,12 @@
 #include "../runtime/host/tokenizer.h"
 #include "../runtime/plan.h"
 
-static const struct { const char *name; enum tokenizer_pre pre; uint32_t flags; bool add_bos; } pre_names[] = {
+static const struct {
+    const char *name;
+    enum tokenizer_pre pre;
+    uint32_t flags;
+    bool add_bos;
+} pre_names[] = {
     {"gpt-2", TOKENIZER_PRE_GPT2, 0, false},
     {"smollm", TOKENIZER_PRE_SMOLLM, 0, false},
     {"llama-bpe", TOKENIZER_PRE_LLAMA3, TOKENIZER_WHOLE_WORDS, true},
@@ -24,9 +29,9 @@ static const struct { const char *name; enum tokenizer_pre pre; uint32_t flags; 
 /* Control tokens with these texts end an answer, whatever eos_token_id says: files are known whose
  * eos is the end of the text, not of the turn. */
 static const char *const stop_texts[] = {
-    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>",
-    "<|end_of_turn|>", "<|return|>", "<|call|>", "<|EOT|>", "<EOT>", "<|eot|>", "</s>",
-    "<｜end▁of▁sentence｜>",
+    "<|im_end|>",      "<|eot_id|>",  "<|eom_id|>", "<|end|>",  "<|endoftext|>", "<|end_of_text|>",
+    "<end_of_turn>",   "<|return|>",  "<|call|>",   "<|EOT|>",  "<EOT>",         "<|eot|>",
+    "<|end_of_turn|>", "</s>",        "<｜end▁of▁sentence｜>",
 };
 
 struct vocab {
@@ -44,8 +49,10 @@ struct vocab {
 
 /* ---- GPT-2's alphabet: printable characters that stand for bytes ---- */
 
-/* The 188 bytes that are printable in Latin-1 stand for themselves, the others for U+0100 and up. */
-static bool byte_is_itself(unsigned b) { return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b != 0xAD); }
+/* The 188 bytes printable in Latin-1 stand for themselves, the others for U+0100 and up. */
+static bool byte_is_itself(unsigned b) {
+    return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b != 0xAD);
+}
 
 /* The byte that code point c stands for, or -1. */
 static int alphabet_byte(uint32_t c) {
@@ -129,32 +136,37 @@ static void index_texts(struct vocab *v) {
     v->slots = arena_array(v->a, v->n_slots, sizeof *v->slots);
     for (uint32_t i = 0; i < v->h.n_vocab; i++) {
         uint32_t *slot = find_slot(v, v->tokens[i]);
-        if (!*slot || (v->type[*slot - 1] != TOKENIZER_NORMAL && v->type[i] == TOKENIZER_NORMAL)) *slot = i + 1;
+        if (!*slot || (v->type[*slot - 1] != TOKENIZER_NORMAL && v->type[i] == TOKENIZER_NORMAL))
+            *slot = i + 1;
     }
 }
 
 /* ---- reading ---- */
 
-static void error_at(struct vocab *v, const char *code, const struct gguf_kv *kv, const char *text) {
+static void error_at(struct vocab *v, const char *code, const struct gguf_kv *kv,
+                     const char *text) {
     diag_error(v->d, code, gguf_place(v->g, kv->offset), "%s: %s", kv->key, text);
 }
 
-/* An array of the item type wanted; NULL when absent or wrong (diagnosed). I32 stands for U32 too. */
+/* An array of the item type wanted (I32: or U32); NULL when absent or wrong (diagnosed). */
 static const struct gguf_kv *find_array(struct vocab *v, const char *key, enum gguf_type item) {
     const struct gguf_kv *kv = gguf_find(v->g, key);
     if (!kv) return NULL;
     bool same = kv->type == GGUF_ARRAY &&
                 (kv->item_type == item || (item == GGUF_I32 && kv->item_type == GGUF_U32));
     if (same) return kv;
-    error_at(v, "tok-array", kv, item == GGUF_STRING ? "must be an array of strings"
-             : item == GGUF_I32 ? "must be an array of 32-bit integers" : "must be an array of 32-bit floats");
+    error_at(v, "tok-array", kv,
+             item == GGUF_STRING ? "must be an array of strings"
+             : item == GGUF_I32  ? "must be an array of 32-bit integers"
+                                 : "must be an array of 32-bit floats");
     return NULL;
 }
 
 static bool same_count(struct vocab *v, const struct gguf_kv *kv) {
     if (kv->count == v->h.n_vocab) return true;
-    diag_error(v->d, "tok-length", gguf_place(v->g, kv->offset), "%s has %llu entries, the vocabulary has %u tokens",
-               kv->key, (unsigned long long)kv->count, v->h.n_vocab);
+    diag_error(v->d, "tok-length", gguf_place(v->g, kv->offset),
+               "%s has %llu entries, the vocabulary has %u tokens", kv->key,
+               (unsigned long long)kv->count, v->h.n_vocab);
     return false;
 }
 
@@ -169,8 +181,9 @@ static void read_types(struct vocab *v) {
             v->type[i] = (uint8_t)type;
             continue;
         }
-        diag_error(v->d, "tok-type", gguf_place(v->g, kv->offset), "%s: token %u has type %lld; 1 to %d are known", kv->key,
-                   i, (long long)(int32_t)type, TOKENIZER_TYPE_END - 1);
+        diag_error(v->d, "tok-type", gguf_place(v->g, kv->offset),
+                   "%s: token %u has type %lld; 1 to %d are known", kv->key, i,
+                   (long long)(int32_t)type, TOKENIZER_TYPE_END - 1);
         return;
     }
 }
@@ -179,11 +192,13 @@ static bool read_tokens(struct vocab *v) {
     const struct gguf_kv *kv = find_array(v, "tokenizer.ggml.tokens", GGUF_STRING);
     if (!kv) {
         if (!gguf_find(v->g, "tokenizer.ggml.tokens"))
-            diag_error(v->d, "tok-missing", v->g->path, "tokenizer.ggml.tokens is missing: the file has no vocabulary");
+            diag_error(v->d, "tok-missing", v->g->path,
+                       "tokenizer.ggml.tokens is missing: the file has no vocabulary");
         return false;
     }
     if (!kv->count || kv->count > PLAN_VOCAB_MAX) {
-        diag_error(v->d, "tok-length", gguf_place(v->g, kv->offset), "%s has %llu tokens; 1 to %d are supported", kv->key,
+        diag_error(v->d, "tok-length", gguf_place(v->g, kv->offset),
+                   "%s has %llu tokens; 1 to %d are supported", kv->key,
                    (unsigned long long)kv->count, PLAN_VOCAB_MAX);
         return false;
     }
@@ -191,7 +206,8 @@ static bool read_tokens(struct vocab *v) {
     v->tokens = gguf_strings(kv, v->a);
     for (uint32_t i = 0; i < v->h.n_vocab; i++) {
         if (v->tokens[i].bytes <= TOKENIZER_TOKEN_BYTES_MAX) continue;
-        diag_error(v->d, "tok-size", gguf_place(v->g, (uint64_t)((const uint8_t *)v->tokens[i].p - v->g->map.data)),
+        diag_error(v->d, "tok-size",
+                   gguf_place(v->g, (uint64_t)((const uint8_t *)v->tokens[i].p - v->g->map.data)),
                    "%s: token %u has %llu bytes; at most %d are supported", kv->key, i,
                    (unsigned long long)v->tokens[i].bytes, TOKENIZER_TOKEN_BYTES_MAX);
         return false;
@@ -206,7 +222,8 @@ static uint32_t read_id(struct vocab *v, const char *key) {
     uint64_t id = gguf_u64(v->g, key, 0, &found, v->d);
     if (!found) return TOKENIZER_NONE;
     if (id < v->h.n_vocab) return (uint32_t)id;
-    diag_warning(v->d, "tok-id", v->g->path, "%s is %llu, outside the vocabulary of %u tokens: not used", key,
+    diag_warning(v->d, "tok-id", v->g->path,
+                 "%s is %llu, outside the vocabulary of %u tokens: not used", key,
                  (unsigned long long)id, v->h.n_vocab);
     return TOKENIZER_NONE;
 }
@@ -274,7 +291,8 @@ static void read_merges(struct vocab *v) {
     const char *key = "tokenizer.ggml.merges";
     const struct gguf_kv *kv = find_array(v, key, GGUF_STRING);
     if (!kv) {
-        if (!gguf_find(v->g, key)) diag_error(v->d, "tok-missing", v->g->path, "%s is missing", key);
+        if (!gguf_find(v->g, key))
+            diag_error(v->d, "tok-missing", v->g->path, "%s is missing", key);
         return;
     }
     if (kv->count > 4u * PLAN_VOCAB_MAX) {
@@ -286,7 +304,8 @@ static void read_merges(struct vocab *v) {
     for (uint32_t i = 0; i < kv->count; i++) {
         v->merges[i].rank = i;
         if (read_merge(v, texts[i], &v->merges[i])) continue;
-        diag_error(v->d, "tok-merge", gguf_place(v->g, (uint64_t)((const uint8_t *)texts[i].p - v->g->map.data)),
+        diag_error(v->d, "tok-merge",
+                   gguf_place(v->g, (uint64_t)((const uint8_t *)texts[i].p - v->g->map.data)),
                    "%s: merge %u, '%s', does not name two tokens that make a third", key, i,
                    diag_quote(texts[i].p, texts[i].bytes));
         return;
@@ -298,9 +317,11 @@ static void check_model(struct vocab *v) {
     bool found;
     struct gguf_string model = gguf_string(v->g, "tokenizer.ggml.model", &found, v->d);
     if (!found)
-        diag_error(v->d, "tok-missing", v->g->path, "tokenizer.ggml.model is missing: the file has no tokenizer");
+        diag_error(v->d, "tok-missing", v->g->path,
+                   "tokenizer.ggml.model is missing: the file has no tokenizer");
     else if (!same_text(model, (struct gguf_string){"gpt2", 4}))
-        diag_error(v->d, "tok-model", v->g->path, "tokenizer.ggml.model '%s' is not supported; byte-level BPE ('gpt2') is",
+        diag_error(v->d, "tok-model", v->g->path,
+                   "tokenizer.ggml.model '%s' is not supported; byte-level BPE ('gpt2') is",
                    diag_quote(model.p, model.bytes));
     const struct gguf_kv *scores = find_array(v, "tokenizer.ggml.scores", GGUF_F32);
     if (scores && v->h.n_vocab) same_count(v, scores);
@@ -308,7 +329,8 @@ static void check_model(struct vocab *v) {
 
 static const char *pre_list(struct arena *a) {
     const char *list = pre_names[0].name;
-    for (size_t i = 1; i < COUNT(pre_names); i++) list = arena_printf(a, "%s, %s", list, pre_names[i].name);
+    for (size_t i = 1; i < COUNT(pre_names); i++)
+        list = arena_printf(a, "%s, %s", list, pre_names[i].name);
     return list;
 }
 
@@ -318,21 +340,28 @@ static void read_pre(struct vocab *v, const char *pre_override) {
     struct gguf_string name = {pre_override, pre_override ? strlen(pre_override) : 0};
     if (!pre_override) name = gguf_string(v->g, "tokenizer.ggml.pre", &found, v->d);
     for (size_t i = 0; found && i < COUNT(pre_names); i++) {
-        if (!same_text(name, (struct gguf_string){pre_names[i].name, strlen(pre_names[i].name)})) continue;
+        if (!same_text(name, (struct gguf_string){pre_names[i].name, strlen(pre_names[i].name)}))
+            continue;
         v->h.pre = pre_names[i].pre;
         v->h.flags = pre_names[i].flags;
-        if (gguf_bool(v->g, "tokenizer.ggml.add_bos_token", pre_names[i].add_bos, NULL, v->d) && v->h.bos != TOKENIZER_NONE)
+        if (gguf_bool(v->g, "tokenizer.ggml.add_bos_token", pre_names[i].add_bos, NULL, v->d) &&
+            v->h.bos != TOKENIZER_NONE)
             v->h.flags |= TOKENIZER_ADD_BOS;
         return;
     }
     if (pre_override)
-        diag_error(v->d, "tok-pre", NULL, "--pre '%s' is not known; known: %s", diag_quote(name.p, name.bytes), pre_list(v->a));
+        diag_error(v->d, "tok-pre", NULL, "--pre '%s' is not known; known: %s",
+                   diag_quote(name.p, name.bytes), pre_list(v->a));
     else if (found)
-        diag_error(v->d, "tok-pre", v->g->path, "tokenizer.ggml.pre '%s' is not known; if you know which one it equals, say "
-                   "--pre NAME with one of: %s", diag_quote(name.p, name.bytes), pre_list(v->a));
+        diag_error(v->d, "tok-pre", v->g->path,
+                   "tokenizer.ggml.pre '%s' is not known; if you know which one it equals, say "
+                   "--pre NAME with one of: %s",
+                   diag_quote(name.p, name.bytes), pre_list(v->a));
     else
-        diag_error(v->d, "tok-pre", v->g->path, "tokenizer.ggml.pre is missing; say which pre-tokenizer the model has with "
-                   "--pre NAME, one of: %s", pre_list(v->a));
+        diag_error(v->d, "tok-pre", v->g->path,
+                   "tokenizer.ggml.pre is missing; say which pre-tokenizer the model has with "
+                   "--pre NAME, one of: %s",
+                   pre_list(v->a));
 }
 
 /* ---- writing ---- */
@@ -355,9 +384,11 @@ static int user_order(const void *pa, const void *pb) {
     return text_order(pa, pb);
 }
 
-/* Ids of the tokens of one type, in the order that the reader searches in; of equal texts the first. */
-static uint32_t append_sorted(struct vocab *v, struct buffer *out, uint8_t type, const struct buffer *text,
-                              const uint32_t *first, int (*order)(const void *, const void *)) {
+/* Ids of the tokens of one type, in the order that the reader searches in; of equal texts the
+ * first. */
+static uint32_t append_sorted(struct vocab *v, struct buffer *out, uint8_t type,
+                              const struct buffer *text, const uint32_t *first,
+                              int (*order)(const void *, const void *)) {
     struct ordered *list = arena_array(v->a, v->h.n_vocab, sizeof *list);
     uint32_t n = 0, n_out = 0;
     for (uint32_t i = 0; i < v->h.n_vocab; i++)
@@ -365,7 +396,9 @@ static uint32_t append_sorted(struct vocab *v, struct buffer *out, uint8_t type,
             list[n++] = (struct ordered){text->data + first[i], first[i + 1] - first[i], i};
     if (n) qsort(list, n, sizeof *list, order);
     for (uint32_t i = 0; i < n; i++) {
-        if (i && list[i].bytes == list[i - 1].bytes && memcmp(list[i].p, list[i - 1].p, list[i].bytes) == 0) continue;
+        if (i && list[i].bytes == list[i - 1].bytes &&
+            memcmp(list[i].p, list[i - 1].p, list[i].bytes) == 0)
+            continue;
         buffer_append(out, &list[i].id, sizeof list[i].id);
         n_out++;
     }
@@ -409,14 +442,16 @@ static bool texts_fit(struct vocab *v) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < v->h.n_vocab; i++) bytes += v->tokens[i].bytes;
     if (bytes < UINT32_MAX) return true;
-    diag_error(v->d, "tok-size", v->g->path, "the vocabulary's texts take %llu bytes; less than 4 GiB are supported",
+    diag_error(v->d, "tok-size", v->g->path,
+               "the vocabulary's texts take %llu bytes; less than 4 GiB are supported",
                (unsigned long long)bytes);
     return false;
 }
 
-bool tokenizer_lower(const struct gguf *g, const char *pre_override, struct buffer *out, struct arena *a,
-                     struct diag *d) {
-    struct vocab v = {.g = g, .a = a, .d = d, .h = {.magic = TOKENIZER_MAGIC, .version = TOKENIZER_VERSION}};
+bool tokenizer_lower(const struct gguf *g, const char *pre_override, struct buffer *out,
+                     struct arena *a, struct diag *d) {
+    struct vocab v = {
+        .g = g, .a = a, .d = d, .h = {.magic = TOKENIZER_MAGIC, .version = TOKENIZER_VERSION}};
     unsigned errors = d->errors;
     bool tokens = read_tokens(&v);
     check_model(&v);
@@ -439,7 +474,8 @@ size_t tokenizer_controls(const struct gguf *g, struct tokenizer_control **list,
     size_t n = 0;
     *list = NULL;
     if (!tokens || tokens->type != GGUF_ARRAY || tokens->item_type != GGUF_STRING || !types ||
-        types->type != GGUF_ARRAY || (types->item_type != GGUF_I32 && types->item_type != GGUF_U32) ||
+        types->type != GGUF_ARRAY ||
+        (types->item_type != GGUF_I32 && types->item_type != GGUF_U32) ||
         tokens->count != types->count || tokens->count > PLAN_VOCAB_MAX)
         return 0;
     const struct gguf_string *texts = gguf_strings(tokens, a);

@@ -12,10 +12,11 @@
 
 /* Append the section to out. pre_override: the value of --pre, or NULL to take tokenizer.ggml.pre.
  * False: diagnostics say why, all of them, and out is as it was. */
-bool tokenizer_lower(const struct gguf *g, const char *pre_override, struct buffer *out, struct arena *a,
-                     struct diag *d);
+bool tokenizer_lower(const struct gguf *g, const char *pre_override, struct buffer *out,
+                     struct arena *a, struct diag *d);
 
-/* The control tokens with their texts, by id; returns how many. None when the vocabulary is not sound. */
+/* The control tokens with their texts, by id; returns how many. None when the vocabulary is not
+ * sound. */
 struct tokenizer_control { struct gguf_string text; uint32_t id; };
 size_t tokenizer_controls(const struct gguf *g, struct tokenizer_control **list, struct arena *a);
 

@@ -26,6 +26,8 @@ OUT = os.environ.get("JLLM_TEST_OUT") or os.path.join(ROOT, "out")   # out/clang
 SHARED = os.path.join(os.path.dirname(ROOT), "shared")
 TMP = tempfile.mkdtemp(prefix="jllm-test-")
 CACHE = os.path.join(TMP, "cache")
+SCRATCH = os.path.join(TMP, "scratch")    # what killed compilers leave in TMPDIR goes with the rest
+os.mkdir(SCRATCH)
 atexit.register(shutil.rmtree, TMP, ignore_errors=True)
 
 SANITIZED = {"ASAN_OPTIONS": "exitcode=99:detect_stack_use_after_return=1", "UBSAN_OPTIONS": "halt_on_error=1:exitcode=98:print_stacktrace=1"}
@@ -53,7 +55,7 @@ def tool(name, asan=False):
 
 def environment(**more):
     env = {k: v for k, v in os.environ.items() if not k.startswith("JLLM_")}
-    env.update(SANITIZED, JLLM_CACHE_DIR=CACHE)
+    env.update(SANITIZED, JLLM_CACHE_DIR=CACHE, TMPDIR=SCRATCH)
     env.update({k: str(v) for k, v in more.items() if v is not None})
     for k in [k for k, v in more.items() if v is None]:
         env.pop(k, None)
@@ -101,6 +103,12 @@ def write(p, data):
     with open(p, "wb") as f:
         f.write(data)
     return p
+
+
+def golden(name):
+    """Golden values: (what is committed here, the full set where it stands beside the repository or None)."""
+    full = os.path.join(SHARED, "golden", name)
+    return json.loads(read(os.path.join(ROOT, "tests", "golden", name))), json.loads(read(full)) if os.path.exists(full) else None
 
 
 # ---- models and plans, made once each
@@ -298,9 +306,3 @@ def main():
         if not os.path.exists(tool(name)):
             sys.exit(f"{tool(name)} is missing: build with ninja first")
     unittest.main(module="__main__", verbosity=1)
-
-
-def golden(name):
-    """Golden data: the full set where it stands beside the repository, else the part committed here."""
-    full = os.path.join(SHARED, "golden", name)
-    return json.loads(read(full if os.path.exists(full) else os.path.join(ROOT, "tests", "golden", name)))

@@ -107,8 +107,9 @@ class Compiler(Cli):
         self.assertRegex(text, r"tokens = 4  from --set\b.*, over \S*select\.lua:[34]\b")
 
     def test_emit_memory(self):
-        for model in (product.model(*TINY), product.model(*TINY, "--arch", "qwen3"), product.model("--type", "f16", "--set", "attn_v=q8_0")):
-            text = self.emit("memory", model=model)
+        for model, *flags in ((product.model(*TINY),), (product.model(*TINY, "--arch", "qwen3"), "--set", "buckets=8,64"),
+                              (product.model("--type", "f16", "--set", "attn_v=q8_0"), "--set", "buckets=64")):
+            text = self.emit("memory", *flags, model=model)
             arena, least, ratio = (float(re.search(rf"(?m)^{k} ([\d.]+)$", text).group(1)) for k in ("arena_bytes", "lower_bound_bytes", "ratio"))
             self.assertAlmostEqual(arena / least, ratio, places=3)
             self.assertLessEqual(1, ratio)
@@ -221,7 +222,7 @@ class Run(Cli):
         for flags in (("-ngl", "99"), ("-b", "512"), ("-ub", "512"), ("-fa",), ("-ctk", "f16"), ("-ctv", "f16")):
             with self.subTest(flags):
                 r = product.run("jllm-run", self.hi, "-p", "x", *flags, asan=True)
-                self.usage(r, flags[0], r"(?i)compile")
+                self.usage(r, flags[0], r"part of the plan" if flags == ("-fa",) else r"jllmc compile")
 
     def test_plans_that_cannot_be_opened(self):
         r = product.run("jllm-run", product.path("cli/none.plan"), "-p", "x", asan=True)
@@ -306,7 +307,10 @@ class Run(Cli):
     def test_utf8_is_streamed_whole(self):
         """No write ends inside a character; one that the limit cuts is not printed by halves."""
         plan = self.scripted("utf8", [NEWLINE, *"😀€a".encode(), self.controls()["<|im_end|>"]])
-        read_end, write_end = os.pipe2(os.O_DIRECT)       # packets: one read gives one write
+        try:
+            read_end, write_end = os.pipe2(os.O_DIRECT)   # packets: one read gives one write
+        except OSError:
+            self.skipTest("pipes keep no packets here")
         p = subprocess.Popen([product.tool("jllm-run"), plan, "-p", "x", "--temp", "0"], stdout=write_end, stderr=subprocess.DEVNULL,
                              env=product.environment())
         os.close(write_end)
@@ -380,7 +384,7 @@ class Run(Cli):
         got = plain(text)
         self.assertFalse(set(got) & set(ids.values()), got)
         want = [ids["<|im_start|>"], *plain("user\n" + text), ids["<|im_end|>"], *plain("\n"), ids["<|im_start|>"], *plain("assistant\n")]
-        plan = product.plan(product.model(*TINY, "--merges", 40))
+        plan = product.plan(product.model(*TINY, "--merges", 40), "--set", "buckets=8")
         out = product.path("cli/chat.npy")
         self.ok(product.run("jllm-run", plan, "-p", text, "--logits", out))
         np.testing.assert_array_equal(np.load(out), product.logits(plan, want))
@@ -407,7 +411,7 @@ class Run(Cli):
 
     def test_logits(self):
         out = product.path("cli/l.npy")
-        plan = product.plan(product.model(*TINY))
+        plan = product.plan(product.model(*TINY), "--set", "buckets=8")
         r = self.ok(product.run("jllm-run", plan, "--tokens", "5,6,7", "--logits", out, asan=True))
         a = np.load(out)
         n_vocab = len(oracle.GGUF(product.model(*TINY)).kv["tokenizer.ggml.tokens"])
@@ -422,7 +426,7 @@ class Run(Cli):
 
     def test_selftest(self):
         for asan in (False, True):
-            r = self.ok(product.run("jllm-run", product.plan(product.model(*TINY)), "--selftest", asan=asan))
+            r = self.ok(product.run("jllm-run", product.plan(product.model(*TINY), "--set", "buckets=8"), "--selftest", asan=asan))
             self.assertRegex(r.text + r.err, r"jk_matmul")
 
     def test_a_closed_pipe(self):
@@ -450,7 +454,7 @@ class Bench(Cli):
     OURS = {"plan_hash", "spec", "gbps"}
 
     def setUp(self):
-        self.plan = product.plan(product.model(*TINY))
+        self.plan = product.plan(product.model(*TINY), "--set", "buckets=8")
 
     def bench(self, *flags):
         return self.ok(product.run("jllm-bench", self.plan, "-p", "3,9", "-n", 4, "-r", 2, "-t", 1, *flags))

@@ -185,10 +185,11 @@ struct matmul_case {
     float *rows;       /* out of one token at a time */
 };
 
-/* Activations first .. first + n for a kernel of up to `rows` tokens; the others are poison. */
+/* Activations first .. first + n for a kernel of up to `rows` tokens; the others are huge, so that what they make is
+ * told from poison. */
 static struct guarded activations(const struct matmul_case *c, unsigned rows, unsigned first, unsigned n) {
     struct guarded g = guarded_new(takes_floats(c->q) ? (size_t)rows * c->k * 4 : a16_bytes(rows, c->k));
-    float *x = guarded_data(g);
+    float *x = memset(guarded_data(g), 0x7f, g.bytes);
     if (!takes_floats(c->q)) a16_random(x, rows, c->k, first, n, c->seed);
     else for (size_t i = 0; i < (size_t)n * c->k; i++) x[i] = plan_seeded(c->seed, first * c->k + i);
     return g;

@@ -158,7 +158,7 @@ class Shapes(Models):
 
     def test_odd_numbers_of_rows(self):
         """Rows that fill no tile of 16, blocks that fill no panel."""
-        self.one("--ffn", 160, "--heads", 3, "--kv-heads", 1, "--head-dim", 40, "--vocab", 1001)
+        self.one("--ffn", 160, "--heads", 4, "--kv-heads", 2, "--head-dim", 40, "--vocab", 1001)
         self.one("--embd", 768, "--ffn", 256, "--heads", 3, "--kv-heads", 1, "--head-dim", 256, "--type", "q6_k", lengths=(1, 9))
 
     def test_cache_of_halves(self):

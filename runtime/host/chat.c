@@ -18,29 +18,36 @@ static bool fail(struct jllm_error *e, enum jllm_code code, const char *text) {
 static bool check_segments(const struct chat *c, uint32_t n_vocab) {
     for (uint32_t i = 0; i < c->h->n_segments; i++) {
         const struct chat_segment *s = &c->segments[i];
-        if (s->token == CHAT_TEXT ? s->first > c->h->text_bytes || s->bytes > c->h->text_bytes - s->first
-                                  : s->token >= n_vocab) return false;
+        if (s->token == CHAT_TEXT
+                ? s->first > c->h->text_bytes || s->bytes > c->h->text_bytes - s->first
+                : s->token >= n_vocab)
+            return false;
     }
     for (int g = 0; g < CHAT_GLUES; g++) {
         const struct chat_span *span = &c->h->glue[g];
-        if (span->first > c->h->n_segments || span->n > c->h->n_segments - span->first) return false;
+        if (span->first > c->h->n_segments || span->n > c->h->n_segments - span->first)
+            return false;
     }
     return c->h->end_of_turn == TOKENIZER_NONE || c->h->end_of_turn < n_vocab;
 }
 
-bool chat_open(struct chat *c, const void *section, size_t bytes, uint32_t n_vocab, struct jllm_error *e) {
+bool chat_open(struct chat *c, const void *section, size_t bytes, uint32_t n_vocab,
+               struct jllm_error *e) {
     const struct chat_header *h = section;
     assert((uintptr_t)section % 4 == 0);
     if (!h || bytes < sizeof *h || h->magic != CHAT_MAGIC)
         return fail(e, JLLM_BAD_PLAN, "the plan's chat section is damaged: no header");
     if (h->version != CHAT_VERSION)
-        return fail(e, JLLM_BAD_PLAN, "the plan's chat section has another version; compile the model again");
-    if (h->n_segments > CHAT_SEGMENTS_MAX || h->text_bytes > CHAT_TEXT_BYTES_MAX || (h->flags & ~(uint32_t)CHAT_FLAGS_ALL) ||
+        return fail(e, JLLM_BAD_PLAN,
+                    "the plan's chat section has another version; compile the model again");
+    if (h->n_segments > CHAT_SEGMENTS_MAX || h->text_bytes > CHAT_TEXT_BYTES_MAX ||
+        (h->flags & ~(uint32_t)CHAT_FLAGS_ALL) ||
         bytes != sizeof *h + h->n_segments * sizeof(struct chat_segment) + h->text_bytes)
         return fail(e, JLLM_BAD_PLAN, "the plan's chat section is damaged: sizes do not fit");
     *c = (struct chat){.h = h, .segments = (const struct chat_segment *)(h + 1)};
     c->text = (const char *)(c->segments + h->n_segments);
-    return check_segments(c, n_vocab) || fail(e, JLLM_BAD_PLAN, "the plan's chat section is damaged: an index is out of range");
+    return check_segments(c, n_vocab) ||
+           fail(e, JLLM_BAD_PLAN, "the plan's chat section is damaged: an index is out of range");
 }
 
 /* Text that waits for the next control token. */
@@ -88,8 +95,9 @@ static void put_glue(struct pending *w, const struct chat *c, enum chat_glue glu
 
 /* What Python's str.strip() removes: White_Space and four separators of ASCII. */
 static bool is_blank(uint32_t c) {
-    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 ||
+           c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
+           c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 /* Bytes of the blank character at p, 0 if it is none. Blanks have at most three bytes. */
@@ -103,10 +111,12 @@ static size_t blank_length(const uint8_t *p, size_t n) {
 static struct chat_message trim(const struct chat *c, enum chat_role role, struct chat_message m) {
     uint32_t flags = c->h->flags >> 2 * role;
     size_t n;
-    while ((flags & CHAT_TRIM_LEFT) && m.bytes && (n = blank_length((const uint8_t *)m.text, m.bytes)))
+    while ((flags & CHAT_TRIM_LEFT) && m.bytes &&
+           (n = blank_length((const uint8_t *)m.text, m.bytes)))
         m.text += n, m.bytes -= n;
     for (size_t back = 1; (flags & CHAT_TRIM_RIGHT) && back <= 3 && back <= m.bytes;) {
-        if (blank_length((const uint8_t *)m.text + m.bytes - back, back) == back) m.bytes -= back, back = 1;
+        if (blank_length((const uint8_t *)m.text + m.bytes - back, back) == back)
+            m.bytes -= back, back = 1;
         else back++;
     }
     return m;
@@ -116,14 +126,16 @@ static struct chat_message trim(const struct chat *c, enum chat_role role, struc
 static struct chat_message drop_thinking(struct chat_message m) {
     static const char mark[] = "</think>";
     const char *end = m.text + m.bytes, *found, *p = NULL;
-    for (const char *from = m.text; (found = memmem(from, (size_t)(end - from), mark, sizeof mark - 1)); from = p)
+    for (const char *from = m.text;
+         (found = memmem(from, (size_t)(end - from), mark, sizeof mark - 1)); from = p)
         p = found + sizeof mark - 1;
     if (!p) return m;
     while (p < end && *p == '\n') p++;
     return (struct chat_message){p, (size_t)(end - p)};
 }
 
-static void put_turns(struct pending *w, const struct chat *c, const struct chat_message *turns, size_t n) {
+static void put_turns(struct pending *w, const struct chat *c, const struct chat_message *turns,
+                      size_t n) {
     for (size_t i = 0; i < n; i++) {
         struct chat_message m = turns[i];
         if (i) put_glue(w, c, i % 2 ? CHAT_USER_TO_ASSISTANT : CHAT_ASSISTANT_TO_USER);
@@ -133,7 +145,8 @@ static void put_turns(struct pending *w, const struct chat *c, const struct chat
     }
 }
 
-static bool allowed(const struct chat *c, bool system, size_t n_turns, bool thinking, struct jllm_error *e) {
+static bool allowed(const struct chat *c, bool system, size_t n_turns, bool thinking,
+                    struct jllm_error *e) {
     assert(n_turns % 2);
     if (system && !(c->h->flags & CHAT_HAS_SYSTEM))
         return fail(e, JLLM_BAD_USE, "the model's chat template takes no system message");
@@ -144,8 +157,9 @@ static bool allowed(const struct chat *c, bool system, size_t n_turns, bool thin
     return true;
 }
 
-bool chat_render(const struct chat *c, struct tokenizer *t, const char *system, const struct chat_message *turns,
-                 size_t n_turns, bool thinking, struct tokenizer_ids *out, struct jllm_error *e) {
+bool chat_render(const struct chat *c, struct tokenizer *t, const char *system,
+                 const struct chat_message *turns, size_t n_turns, bool thinking,
+                 struct tokenizer_ids *out, struct jllm_error *e) {
     struct pending w = {.t = t, .out = out, .e = e, .ok = true};
     bool with_system = system && *system;
     if (!allowed(c, with_system, n_turns, thinking, e)) return false;

@@ -24,22 +24,23 @@
 enum { CHAT_VERSION = 1, CHAT_SEGMENTS_MAX = 4096, CHAT_TEXT_BYTES_MAX = 1 << 20 };
 
 enum chat_glue {
-    CHAT_BEFORE_USER,         /* without a system message: all that comes before the first user message */
+    CHAT_BEFORE_USER, /* without a system message: all that comes before the first user message */
     CHAT_BEFORE_SYSTEM,
     CHAT_SYSTEM_TO_USER,
     CHAT_USER_TO_ASSISTANT,
     CHAT_ASSISTANT_TO_USER,
-    CHAT_GENERATE,            /* after the last user message */
-    CHAT_GENERATE_PLAIN,      /* the same with thinking switched off */
+    CHAT_GENERATE,       /* after the last user message */
+    CHAT_GENERATE_PLAIN, /* the same with thinking switched off */
     CHAT_GLUES
 };
 enum chat_flag {
-    CHAT_HAS_SYSTEM = 1,      /* the template takes a system message */
-    CHAT_HAS_TURNS = 2,       /* and more than one user message */
-    CHAT_HAS_PLAIN = 4,       /* thinking can be switched off */
-    CHAT_DROP_THINKING = 8,   /* of earlier answers only what follows </think> is kept */
-    CHAT_TRIM_LEFT = 16,      /* blanks before a message of the system are removed, CHAT_TRIM_RIGHT: after it; */
-    CHAT_TRIM_RIGHT = 32,     /* shifted left by 2 for the user's messages, by 4 for answers */
+    CHAT_HAS_SYSTEM = 1,    /* the template takes a system message */
+    CHAT_HAS_TURNS = 2,     /* and more than one user message */
+    CHAT_HAS_PLAIN = 4,     /* thinking can be switched off */
+    CHAT_DROP_THINKING = 8, /* of earlier answers only what follows </think> is kept */
+    CHAT_TRIM_LEFT =
+        16, /* blanks before a message of the system are removed, CHAT_TRIM_RIGHT: after it; */
+    CHAT_TRIM_RIGHT = 32, /* shifted left by 2 for the user's messages, by 4 for answers */
     CHAT_FLAGS_ALL = 1023
 };
 enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT };
@@ -61,14 +62,16 @@ _Static_assert(sizeof(struct chat_header) == 96, "chat header");
 struct chat { const struct chat_header *h; const struct chat_segment *segments; const char *text; };
 
 /* Check a section. False: *e says why. */
-bool chat_open(struct chat *c, const void *section, size_t bytes, uint32_t n_vocab, struct jllm_error *e);
+bool chat_open(struct chat *c, const void *section, size_t bytes, uint32_t n_vocab,
+               struct jllm_error *e);
 
 /* Append the ids of a conversation that wants an answer. turns: user, assistant, user, … user, so
  * n_turns is odd. system may be NULL; NULL and "" mean the template's own default. thinking false
  * asks for an answer without it. False: the rules do not allow this conversation, *e says why. */
 struct chat_message { const char *text; size_t bytes; };
-bool chat_render(const struct chat *c, struct tokenizer *t, const char *system, const struct chat_message *turns,
-                 size_t n_turns, bool thinking, struct tokenizer_ids *out, struct jllm_error *e);
+bool chat_render(const struct chat *c, struct tokenizer *t, const char *system,
+                 const struct chat_message *turns, size_t n_turns, bool thinking,
+                 struct tokenizer_ids *out, struct jllm_error *e);
 
 /* Does this token end an answer? */
 bool chat_is_stop(const struct chat *c, const struct tokenizer *t, int32_t id);

@@ -153,7 +153,8 @@ static void mac_sse2(struct worker *w) {
     MAC_LOOP(__m128, _mm_set1_ps, SSE_MAC);
 }
 static void choose_mac(struct crew *crew, const char **isa, unsigned *lanes) {
-    bool wide = __builtin_cpu_supports("avx512f"), fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool wide = __builtin_cpu_supports("avx512f"),
+         fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     crew->work = wide ? mac_avx512 : fma ? mac_avx2 : mac_sse2;
     *isa = wide ? "avx512f" : fma ? "avx2+fma" : "sse2";
     *lanes = wide ? 16 : fma ? 8 : 4;

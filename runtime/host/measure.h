@@ -6,7 +6,8 @@
 #include <stdint.h>
 
 double measure_seconds(void);          /* monotonic clock */
-uint64_t measure_memory_peak(void);    /* VmHWM: most bytes that were resident at once; 0 when unknown */
+uint64_t
+measure_memory_peak(void); /* VmHWM: most bytes that were resident at once; 0 when unknown */
 uint64_t measure_memory_free(void);    /* MemAvailable in bytes; 0 when unknown */
 
 /* Bandwidth of n_threads reading `bytes` of memory over and over, in GB/s; measured for about

@@ -10,9 +10,11 @@
 /* Magic, version, length, a dictionary padded with blanks so that the data is 64-byte aligned. */
 static void write_header(FILE *f, size_t rows, size_t cols) {
     char header[128];
-    int n = snprintf(header, sizeof header, "{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %zu), }", rows, cols);
+    int n = snprintf(header, sizeof header,
+                     "{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %zu), }", rows, cols);
     size_t total = (10 + (size_t)n + 1 + 63) / 64 * 64, length = total - 10;
-    uint8_t start[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (uint8_t)length, (uint8_t)(length >> 8)};
+    uint8_t start[10] = {
+        0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (uint8_t)length, (uint8_t)(length >> 8)};
     fwrite(start, 1, sizeof start, f);
     fprintf(f, "%-*s\n", (int)length - 1, header);
 }

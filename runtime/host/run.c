@@ -55,8 +55,11 @@ static void open_plan(struct run *r) {
     r->info = jllm_plan_info(r->plan);
     r->ctx = r->args.ctx ? (size_t)r->args.ctx : r->info->ctx_max;
     if (r->ctx <= r->info->ctx_max) return;
-    fprintf(stderr, "error: -c %zu: the plan's context holds %u tokens; for more: jllmc compile MODEL.gguf --set "
-            "memory.ctx_max=%zu\n", r->ctx, r->info->ctx_max, r->ctx);
+    fprintf(stderr,
+            "error: -c %zu: the plan's context holds %u tokens; for more: jllmc compile MODEL.gguf "
+            "--set "
+            "memory.ctx_max=%zu\n",
+            r->ctx, r->info->ctx_max, r->ctx);
     exit(EXIT_USAGE);
 }
 
@@ -67,13 +70,15 @@ static void open_tokenizer(struct run *r) {
     r->tokenizer = tokenizer_open(section, bytes, &e);
     if (!r->tokenizer) stop_error(&e);
     uint32_t n_vocab = tokenizer_facts(r->tokenizer)->n_vocab;
-    if (n_vocab != r->info->n_vocab) stop(EXIT_BAD_INPUT, "the plan's tokenizer and model have different vocabularies");
+    if (n_vocab != r->info->n_vocab)
+        stop(EXIT_BAD_INPUT, "the plan's tokenizer and model have different vocabularies");
     section = jllm_plan_section(r->plan, PLAN_CHAT, &bytes);
     if (section && !chat_open(&r->chat, section, bytes, n_vocab, &e)) stop_error(&e);
     r->chatting = section && !r->args.raw;
     if (!r->chatting && r->args.system)
-        stop(EXIT_USAGE, section ? "-sys does not go with -no-cnv" : "-sys needs chat rules, and the plan has none: the "
-             "model's chat template is missing or was not understood");
+        stop(EXIT_USAGE, section ? "-sys does not go with -no-cnv"
+                                 : "-sys needs chat rules, and the plan has none: the "
+                                   "model's chat template is missing or was not understood");
 }
 
 static void open_session(struct run *r) {
@@ -84,27 +89,31 @@ static void open_session(struct run *r) {
 
 static void show_plan(const struct run *r) {
     const struct jllm_info *i = r->info;
-    fprintf(stderr, "model   %s (%s, %s), vocabulary %u, context %u of %u\n", i->model_name, i->arch, i->quants, i->n_vocab,
-            i->ctx_max, i->ctx_train);
-    fprintf(stderr, "plan    %s, spec %s (%s), target %s, %s\n", i->plan_hash, i->spec_name, i->spec_hash, i->target, i->compiler);
-    fprintf(stderr, "memory  weights %.1f MiB, cache %.1f MiB, arena %.1f MiB\n", (double)i->weights_bytes / 0x1p20,
-            (double)i->cache_bytes / 0x1p20, (double)i->arena_bytes / 0x1p20);
-    fprintf(stderr, "device  %s, %u threads; prompt %zu tokens%s\n", i->device, i->n_threads, r->prompt.n,
-            r->chatting ? ", by chat rules" : "");
+    fprintf(stderr, "model   %s (%s, %s), vocabulary %u, context %u of %u\n", i->model_name,
+            i->arch, i->quants, i->n_vocab, i->ctx_max, i->ctx_train);
+    fprintf(stderr, "plan    %s, spec %s (%s), target %s, %s\n", i->plan_hash, i->spec_name,
+            i->spec_hash, i->target, i->compiler);
+    fprintf(stderr, "memory  weights %.1f MiB, cache %.1f MiB, arena %.1f MiB\n",
+            (double)i->weights_bytes / 0x1p20, (double)i->cache_bytes / 0x1p20,
+            (double)i->arena_bytes / 0x1p20);
+    fprintf(stderr, "device  %s, %u threads; prompt %zu tokens%s\n", i->device, i->n_threads,
+            r->prompt.n, r->chatting ? ", by chat rules" : "");
 }
 
 /* ---- the prompt ---- */
 
 static void add_bos(struct run *r) {
     const struct tokenizer_header *h = tokenizer_facts(r->tokenizer);
-    if ((h->flags & TOKENIZER_ADD_BOS) && h->bos != TOKENIZER_NONE) tokenizer_ids_add(&r->prompt, (int32_t)h->bos);
+    if ((h->flags & TOKENIZER_ADD_BOS) && h->bos != TOKENIZER_NONE)
+        tokenizer_ids_add(&r->prompt, (int32_t)h->bos);
 }
 
 /* A template that writes bos itself does not get a second one. */
 static void encode_chat(struct run *r, struct jllm_error *e) {
     struct chat_message turn = {r->args.prompt, strlen(r->args.prompt)};
     struct tokenizer_ids ids = {0};
-    if (!chat_render(&r->chat, r->tokenizer, r->args.system, &turn, 1, !r->args.plain, &ids, e)) stop_error(e);
+    if (!chat_render(&r->chat, r->tokenizer, r->args.system, &turn, 1, !r->args.plain, &ids, e))
+        stop_error(e);
     if (!ids.n || (uint32_t)ids.ids[0] != tokenizer_facts(r->tokenizer)->bos) add_bos(r);
     for (size_t i = 0; i < ids.n; i++) tokenizer_ids_add(&r->prompt, ids.ids[i]);
     tokenizer_ids_free(&ids);
@@ -116,7 +125,8 @@ static void encode_prompt(struct run *r) {
         encode_chat(r, &e);
     } else {
         add_bos(r);
-        if (!tokenizer_encode(r->tokenizer, r->args.prompt, strlen(r->args.prompt), &r->prompt, &e)) stop_error(&e);
+        if (!tokenizer_encode(r->tokenizer, r->args.prompt, strlen(r->args.prompt), &r->prompt, &e))
+            stop_error(&e);
     }
 }
 
@@ -132,16 +142,21 @@ static void parse_tokens(struct run *r) {
     }
 }
 
-/* How to get a context of at least n tokens; below the plan's limit it is only -c that is in the way. */
+/* How to get a context of at least n tokens; below the plan's limit it is only -c that is in the
+ * way. */
 static void say_remedy(const struct run *r, size_t n) {
-    if (n <= r->info->ctx_max) fprintf(stderr, "-c allows %zu tokens of the plan's %u\n", r->ctx, r->info->ctx_max);
-    else fprintf(stderr, "for more: jllmc compile MODEL.gguf --set memory.ctx_max=%zu\n", (n + 1023) / 1024 * 1024);
+    if (n <= r->info->ctx_max)
+        fprintf(stderr, "-c allows %zu tokens of the plan's %u\n", r->ctx, r->info->ctx_max);
+    else
+        fprintf(stderr, "for more: jllmc compile MODEL.gguf --set memory.ctx_max=%zu\n",
+                (n + 1023) / 1024 * 1024);
 }
 
 static void check_prompt(const struct run *r) {
     if (!r->prompt.n) stop(EXIT_BAD_INPUT, "the prompt is empty");
     if (r->prompt.n <= r->ctx) return;
-    fprintf(stderr, "error: the prompt has %zu tokens, the context holds %zu; ", r->prompt.n, r->ctx);
+    fprintf(stderr, "error: the prompt has %zu tokens, the context holds %zu; ", r->prompt.n,
+            r->ctx);
     say_remedy(r, r->prompt.n);
     exit(EXIT_BAD_INPUT);
 }
@@ -149,10 +164,14 @@ static void check_prompt(const struct run *r) {
 /* ---- output ---- */
 
 /* A reader that has gone away (head, a closed pipe) is no news to anyone: leave without a word. */
-static void write_out(const char *p, size_t bytes) {
-    if (fwrite(p, 1, bytes, stdout) == bytes && fflush(stdout) == 0) return;
+static void check_out(bool ok) {
+    if (ok) return;
     if (errno != EPIPE) perror("error: stdout");
     _exit(EXIT_BAD_INPUT);
+}
+
+static void write_out(const char *p, size_t bytes) {
+    check_out(fwrite(p, 1, bytes, stdout) == bytes && fflush(stdout) == 0);
 }
 
 static void write_token(struct run *r, int32_t id) {
@@ -175,7 +194,8 @@ static void write_end(struct run *r) {
 /* ---- generating ---- */
 
 static bool is_stop(const struct run *r, int32_t id) {
-    return r->chatting ? chat_is_stop(&r->chat, r->tokenizer, id) : tokenizer_is_stop(r->tokenizer, id);
+    return r->chatting ? chat_is_stop(&r->chat, r->tokenizer, id)
+                       : tokenizer_is_stop(r->tokenizer, id);
 }
 
 static void start_sampler(struct run *r) {
@@ -183,7 +203,8 @@ static void start_sampler(struct run *r) {
     if (r->args.seed < 0) {
         if (getentropy(&seed, sizeof seed)) seed = (uint64_t)(measure_seconds() * 1e9);
         seed &= 0xFFFFFFFF;
-        if (r->args.sampler.temperature > 0) fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
+        if (r->args.sampler.temperature > 0)
+            fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
     }
     r->args.sampler.seed = seed;
     r->sampler = sampler_new(&r->args.sampler, r->info->n_vocab);
@@ -221,18 +242,24 @@ static void generate(struct run *r) {
 /* ---- what it took ---- */
 
 static void show_rate(const char *name, double seconds, uint64_t n, const char *unit) {
-    fprintf(stderr, "%16s time = %10.2f ms / %5llu %s", name, 1e3 * seconds, (unsigned long long)n, unit);
-    if (n) fprintf(stderr, " (%8.2f ms per token, %8.2f tokens per second)", 1e3 * seconds / (double)n, (double)n / seconds);
+    fprintf(stderr, "%16s time = %10.2f ms / %5llu %s", name, 1e3 * seconds, (unsigned long long)n,
+            unit);
+    if (n)
+        fprintf(stderr, " (%8.2f ms per token, %8.2f tokens per second)", 1e3 * seconds / (double)n,
+                (double)n / seconds);
     fputc('\n', stderr);
 }
 
 /* Decoding reads every weight once a token, so that the memory's speed is its limit. */
 static void show_bandwidth(const struct run *r, uint64_t decode_bytes, double seconds) {
-    size_t bytes = r->info->weights_bytes < (64u << 20) ? (size_t)r->info->weights_bytes : 64u << 20;
-    double gbps = 1e-9 * (double)decode_bytes / seconds, peak = measure_read_gbps(r->info->n_threads, bytes, 0.05);
+    size_t bytes =
+        r->info->weights_bytes < (64u << 20) ? (size_t)r->info->weights_bytes : 64u << 20;
+    double gbps = 1e-9 * (double)decode_bytes / seconds,
+           peak = measure_read_gbps(r->info->n_threads, bytes, 0.05);
     fprintf(stderr, "%16s      = %10.2f GB/s of weights", "bandwidth", gbps);
-    if (peak > 0) fprintf(stderr, ", %.0f %% of the %.1f GB/s that %u threads read from %.0f MiB", 100 * gbps / peak, peak,
-                          r->info->n_threads, (double)bytes / 0x1p20);
+    if (peak > 0)
+        fprintf(stderr, ", %.0f %% of the %.1f GB/s that %u threads read from %.0f MiB",
+                100 * gbps / peak, peak, r->info->n_threads, (double)bytes / 0x1p20);
     fputc('\n', stderr);
 }
 
@@ -244,13 +271,14 @@ static void show_timings(const struct run *r) {
     fprintf(stderr, "\n%16s time = %10.2f ms\n", "load", 1e3 * (r->loaded - r->start));
     show_rate("prompt eval", r->prefilled - r->loaded, r->prompt.n, "tokens");
     show_rate("eval", decoding, steps, "runs  ");
-    fprintf(stderr, "%16s time = %10.2f ms / %5llu tokens\n", "total", 1e3 * (r->finished - r->start),
-            (unsigned long long)(r->prompt.n + steps));
+    fprintf(stderr, "%16s time = %10.2f ms / %5llu tokens\n", "total",
+            1e3 * (r->finished - r->start), (unsigned long long)(r->prompt.n + steps));
     if (steps) show_bandwidth(r, now.weight_bytes - r->stats_prefilled.weight_bytes, decoding);
-    fprintf(stderr, "%16s      = %10.2f MiB at most, %.2f MiB of it the mapped plan\n", "memory", (double)memory / 0x1p20,
-            (double)r->info->plan_bytes / 0x1p20);
-    fprintf(stderr, "%16s      = %016llx\n", "logits hash",
-            (unsigned long long)XXH3_64bits(jllm_logits(r->session), r->info->n_vocab * sizeof(float)));
+    fprintf(stderr, "%16s      = %10.2f MiB at most, %.2f MiB of it the mapped plan\n", "memory",
+            (double)memory / 0x1p20, (double)r->info->plan_bytes / 0x1p20);
+    fprintf(
+        stderr, "%16s      = %016llx\n", "logits hash",
+        (unsigned long long)XXH3_64bits(jllm_logits(r->session), r->info->n_vocab * sizeof(float)));
 }
 
 static int run_generate(struct run *r) {
@@ -293,7 +321,8 @@ static int run_logits(struct run *r) {
     }
     check_prompt(r);
     open_session(r);
-    if (!npy_open(&rows.file, r->args.logits_path, r->prompt.n, rows.n_vocab)) stop_file(r->args.logits_path);
+    if (!npy_open(&rows.file, r->args.logits_path, r->prompt.n, rows.n_vocab))
+        stop_file(r->args.logits_path);
     bool ok = jllm_prefill_rows(r->session, r->prompt.ids, r->prompt.n, keep_row, &rows, &e);
     if (!npy_close(&rows.file, ok) && ok) stop_file(r->args.logits_path);
     if (!ok) stop_error(&e);
@@ -336,23 +365,27 @@ static const char *element_text(const struct run *r, const json_t *item, size_t 
     return id >= 0 && id <= INT32_MAX ? tokenizer_text(r->tokenizer, (int32_t)id, bytes) : NULL;
 }
 
-/* Control tokens are shown here: whoever gives ids wants to see them all. Checked before anything is
- * written. */
+/* Control tokens are shown here: whoever gives ids wants to see them all. Checked before anything
+ * is written. */
 static int run_detokenize(struct run *r) {
     json_error_t error;
     json_t *list = json_loadf(stdin, 0, &error), *item;
     size_t i, bytes = 0;
     open_tokenizer(r);
-    if (!json_is_array(list)) stop(EXIT_BAD_INPUT, list ? "stdin holds JSON, but no array of ids" : error.text);
+    if (!json_is_array(list))
+        stop(EXIT_BAD_INPUT, list ? "stdin holds JSON, but no array of ids" : error.text);
     json_array_foreach(list, i, item) {
         if (element_text(r, item, &bytes)) continue;
-        fprintf(stderr, "error: element %zu of the array is not an id of the vocabulary (0 to %u)\n", i, r->info->n_vocab - 1);
+        fprintf(stderr,
+                "error: element %zu of the array is not an id of the vocabulary (0 to %u)\n", i,
+                r->info->n_vocab - 1);
         exit(EXIT_BAD_INPUT);
     }
     json_array_foreach(list, i, item) {
         const char *text = element_text(r, item, &bytes);
-        if (bytes) write_out(text, bytes);
+        check_out(fwrite(text, 1, bytes, stdout) == bytes);
     }
+    check_out(fflush(stdout) == 0);
     json_decref(list);
     return 0;
 }
@@ -370,7 +403,7 @@ static int run_selftest(struct run *r) {
     unsigned n[2] = {0};
     bool ok = jllm_selftest(r->plan, show_check, n, &e);
     printf("selftest: %u checks passed, %u failed\n", n[0], n[1]);
-    write_out("", 0);
+    check_out(fflush(stdout) == 0);
     if (!ok) stop_error(&e);
     return 0;
 }

@@ -76,7 +76,7 @@ static bool accepted_lately(const struct sampler *s, size_t back_max, int32_t id
     return false;
 }
 
-/* CTRL's penalty (Keskar et al. 2019) as llama.cpp has it: once per token, however often it came. */
+/* CTRL's penalty (Keskar et al. 2019) as llama.cpp has it: once per token that came lately. */
 static void penalise(struct sampler *s) {
     size_t back_max = s->o.repeat_last > 0 ? (size_t)s->o.repeat_last : 0;
     if (back_max > s->n_accepted) back_max = s->n_accepted;

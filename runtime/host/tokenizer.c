@@ -21,7 +21,8 @@
 #define SPACES "[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
 
 /* The patterns of the models' tokenizer.json, \s spelled out. smollm cuts at every digit first and
- * uses GPT-2's pattern between the cuts; with "no digit follows" in the lookahead that is one pattern. */
+ * uses GPT-2's pattern between the cuts; with "no digit follows" in the lookahead that is one
+ * pattern. */
 static const char *const pattern_of[TOKENIZER_PRE_END] = {
     [TOKENIZER_PRE_GPT2] = ENDINGS "| ?\\p{L}+| ?\\p{N}+| ?[^" SPACE "\\p{L}\\p{N}]+|" SPACES,
     [TOKENIZER_PRE_SMOLLM] = "\\p{N}|" ENDINGS "| ?\\p{L}+| ?[^" SPACE "\\p{L}\\p{N}]+"
@@ -38,7 +39,10 @@ enum { MARKS_MAX = 1024 };
 /* Steps of the pattern matcher for one piece; a megabyte of blanks takes about a million. */
 enum { MATCH_STEPS_MAX = 1 << 30 };
 
-struct symbol { uint32_t id; int32_t prev, next; };   /* id TOKENIZER_NONE: merged into its left neighbour */
+struct symbol {
+    uint32_t id;
+    int32_t prev, next;
+}; /* id TOKENIZER_NONE: merged into its left neighbour */
 struct pair { uint32_t rank; int32_t at; uint32_t left, right, id; };
 
 struct tokenizer {
@@ -95,19 +99,23 @@ static bool check_header(const struct tokenizer_header *h, size_t bytes, struct 
     if (bytes < sizeof *h || h->magic != TOKENIZER_MAGIC)
         return fail(e, JLLM_BAD_PLAN, "the plan's tokenizer section is damaged: no header");
     if (h->version != TOKENIZER_VERSION)
-        return fail(e, JLLM_BAD_PLAN, "the plan's tokenizer section has version %u, this program reads %d; compile "
-                    "the model again", h->version, TOKENIZER_VERSION);
+        return fail(e, JLLM_BAD_PLAN,
+                    "the plan's tokenizer section has version %u, this program reads %d; compile "
+                    "the model again",
+                    h->version, TOKENIZER_VERSION);
     if (!h->pre || h->pre >= TOKENIZER_PRE_END || (h->flags & ~(uint32_t)TOKENIZER_FLAGS_ALL) ||
         !h->n_vocab || h->n_vocab > PLAN_VOCAB_MAX || h->n_merges > 4u * PLAN_VOCAB_MAX ||
         h->n_words > h->n_vocab || h->n_user > h->n_vocab || h->n_stops > TOKENIZER_STOPS_MAX)
-        return fail(e, JLLM_BAD_PLAN, "the plan's tokenizer section is damaged: a count is out of range");
+        return fail(e, JLLM_BAD_PLAN,
+                    "the plan's tokenizer section is damaged: a count is out of range");
     return true;
 }
 
 /* The arrays behind the header. Counts are below 2^26 here, so that no sum below can overflow. */
 static bool bind_arrays(struct tokenizer *t, size_t bytes, struct jllm_error *e) {
     const struct tokenizer_header *h = t->h;
-    uint64_t words = 2 * ((uint64_t)h->n_vocab + 1) + 3 * (uint64_t)h->n_merges + h->n_words + h->n_user + h->n_stops;
+    uint64_t words = 2 * ((uint64_t)h->n_vocab + 1) + 3 * (uint64_t)h->n_merges + h->n_words +
+                     h->n_user + h->n_stops;
     uint64_t fixed = sizeof *h + 4 * words + h->n_vocab;
     if (fixed > bytes) return fail(e, JLLM_BAD_PLAN, "the plan's tokenizer section is cut off");
     t->text_first = (const uint32_t *)(h + 1);
@@ -119,7 +127,8 @@ static bool bind_arrays(struct tokenizer *t, size_t bytes, struct jllm_error *e)
     t->type = (const uint8_t *)(t->stops + h->n_stops);
     t->text = t->type + h->n_vocab;
     if (t->text_first[h->n_vocab] != bytes - fixed)
-        return fail(e, JLLM_BAD_PLAN, "the plan's tokenizer section is damaged: %llu bytes of text, %u expected",
+        return fail(e, JLLM_BAD_PLAN,
+                    "the plan's tokenizer section is damaged: %llu bytes of text, %u expected",
                     (unsigned long long)(bytes - fixed), t->text_first[h->n_vocab]);
     return true;
 }
@@ -157,7 +166,8 @@ static bool check_user(struct tokenizer *t) {
     int last = 0;
     for (uint32_t i = 0; i < t->h->n_user; i++) {
         uint32_t id = t->user[i];
-        if (id >= t->h->n_vocab || t->type[id] != TOKENIZER_USER || t->text_first[id] == t->text_first[id + 1])
+        if (id >= t->h->n_vocab || t->type[id] != TOKENIZER_USER ||
+            t->text_first[id] == t->text_first[id + 1])
             return false;
         int byte = t->text[t->text_first[id]];
         if (byte < last) return false;
@@ -184,12 +194,15 @@ static bool check_contents(struct tokenizer *t, struct jllm_error *e) {
 static bool compile_pattern(struct tokenizer *t, struct jllm_error *e) {
     int code;
     PCRE2_SIZE at;
-    t->pattern = pcre2_compile((PCRE2_SPTR)pattern_of[t->h->pre], PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP,
-                               &code, &at, NULL);
+    t->pattern = pcre2_compile((PCRE2_SPTR)pattern_of[t->h->pre], PCRE2_ZERO_TERMINATED,
+                               PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
     if (!t->pattern)
-        return fail(e, JLLM_ENVIRONMENT, "PCRE2 does not take the pre-tokenizer's pattern (error %d at %zu); it needs "
-                    "Unicode support", code, at);
-    (void)pcre2_jit_compile(t->pattern, PCRE2_JIT_COMPLETE);  /* where there is no JIT, matching is interpreted */
+        return fail(e, JLLM_ENVIRONMENT,
+                    "PCRE2 does not take the pre-tokenizer's pattern (error %d at %zu); it needs "
+                    "Unicode support",
+                    code, at);
+    (void)pcre2_jit_compile(
+        t->pattern, PCRE2_JIT_COMPLETE); /* where there is no JIT, matching is interpreted */
     t->match = pcre2_match_data_create(1, NULL);
     t->limits = pcre2_match_context_create(NULL);
     if (!t->match || !t->limits) return fail(e, JLLM_ENVIRONMENT, "out of memory");
@@ -209,7 +222,8 @@ struct tokenizer *tokenizer_open(const void *section, size_t bytes, struct jllm_
         return NULL;
     }
     t->h = section;
-    if (check_header(t->h, bytes, e) && bind_arrays(t, bytes, e) && check_contents(t, e) && compile_pattern(t, e))
+    if (check_header(t->h, bytes, e) && bind_arrays(t, bytes, e) && check_contents(t, e) &&
+        compile_pattern(t, e))
         return t;
     tokenizer_close(t);
     return NULL;
@@ -237,7 +251,8 @@ static bool pair_before(const struct pair *a, const struct pair *b) {
 static void heap_push(struct tokenizer *t, struct pair p) {
     t->heap = grow(t->heap, &t->heap_room, t->n_heap + 1, sizeof *t->heap);
     size_t i = t->n_heap++;
-    for (; i && pair_before(&p, &t->heap[(i - 1) / 2]); i = (i - 1) / 2) t->heap[i] = t->heap[(i - 1) / 2];
+    for (; i && pair_before(&p, &t->heap[(i - 1) / 2]); i = (i - 1) / 2)
+        t->heap[i] = t->heap[(i - 1) / 2];
     t->heap[i] = p;
 }
 
@@ -254,7 +269,8 @@ static struct pair heap_pop(struct tokenizer *t) {
     return top;
 }
 
-static const struct tokenizer_merge *find_merge(const struct tokenizer *t, uint32_t left, uint32_t right) {
+static const struct tokenizer_merge *find_merge(const struct tokenizer *t, uint32_t left,
+                                                uint32_t right) {
     uint32_t low = t->merge_first[left], high = t->merge_first[left + 1];
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -276,7 +292,8 @@ static void apply_merges(struct tokenizer *t) {
     while (t->n_heap) {
         struct pair p = heap_pop(t);
         struct symbol *left = &t->symbols[p.at];
-        if (left->id != p.left || left->next < 0) continue;     /* one of the two has been merged since */
+        if (left->id != p.left || left->next < 0)
+            continue; /* one of the two has been merged since */
         struct symbol *right = &t->symbols[left->next];
         if (right->id != p.right) continue;
         left->id = p.id;
@@ -294,14 +311,17 @@ static void emit_byte(struct tokenizer *t, uint8_t byte, struct tokenizer_ids *o
 }
 
 /* BPE of n bytes that all have tokens. */
-static void merge_bytes(struct tokenizer *t, const uint8_t *p, size_t n, struct tokenizer_ids *out) {
+static void merge_bytes(struct tokenizer *t, const uint8_t *p, size_t n,
+                        struct tokenizer_ids *out) {
     t->symbols = grow(t->symbols, &t->symbols_room, n, sizeof *t->symbols);
     for (size_t i = 0; i < n; i++)
-        t->symbols[i] = (struct symbol){t->h->byte_id[p[i]], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1};
+        t->symbols[i] =
+            (struct symbol){t->h->byte_id[p[i]], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1};
     t->n_heap = 0;
     for (size_t i = 0; i + 1 < n; i++) offer_pair(t, (int32_t)i);
     apply_merges(t);
-    for (int32_t i = n ? 0 : -1; i >= 0; i = t->symbols[i].next) tokenizer_ids_add(out, (int32_t)t->symbols[i].id);
+    for (int32_t i = n ? 0 : -1; i >= 0; i = t->symbols[i].next)
+        tokenizer_ids_add(out, (int32_t)t->symbols[i].id);
 }
 
 /* Is the piece a whole token? */
@@ -319,7 +339,8 @@ static uint32_t find_word(const struct tokenizer *t, const uint8_t *p, size_t n)
 }
 
 /* A byte without a token splits the piece: nothing can merge across it. */
-static void encode_piece(struct tokenizer *t, const uint8_t *p, size_t n, struct tokenizer_ids *out) {
+static void encode_piece(struct tokenizer *t, const uint8_t *p, size_t n,
+                         struct tokenizer_ids *out) {
     uint32_t word = find_word(t, p, n);
     if (word != TOKENIZER_NONE) {
         tokenizer_ids_add(out, (int32_t)word);
@@ -343,7 +364,9 @@ static bool encode_valid(struct tokenizer *t, const uint8_t *p, size_t n, struct
     for (size_t at = 0; at < n;) {
         int found = pcre2_match(t->pattern, p, n, at, PCRE2_NO_UTF_CHECK, t->match, t->limits);
         if (found < 0 && found != PCRE2_ERROR_NOMATCH)
-            return fail(e, JLLM_BAD_USE, "the pre-tokenizer gave up at byte %zu of the text (PCRE2 error %d)", at, found);
+            return fail(e, JLLM_BAD_USE,
+                        "the pre-tokenizer gave up at byte %zu of the text (PCRE2 error %d)", at,
+                        found);
         size_t first = n, end = n;
         if (found >= 0) {
             const PCRE2_SIZE *span = pcre2_get_ovector_pointer(t->match);
@@ -371,8 +394,8 @@ static size_t marks_limited(const uint8_t *p, size_t n) {
     return at;
 }
 
-static bool encode_normalised(struct tokenizer *t, const uint8_t *p, size_t n, struct tokenizer_ids *out,
-                              struct jllm_error *e) {
+static bool encode_normalised(struct tokenizer *t, const uint8_t *p, size_t n,
+                              struct tokenizer_ids *out, struct jllm_error *e) {
     if (!(t->h->flags & TOKENIZER_NFC)) return encode_valid(t, p, n, out, e);
     bool ok = true;
     for (size_t at = 0; ok && at < n;) {
@@ -381,7 +404,8 @@ static bool encode_normalised(struct tokenizer *t, const uint8_t *p, size_t n, s
         utf8proc_ssize_t nfc_bytes = utf8proc_map(p + at, (utf8proc_ssize_t)bytes, &nfc,
                                                   UTF8PROC_STABLE | UTF8PROC_COMPOSE);
         ok = nfc_bytes >= 0 ? encode_valid(t, nfc, (size_t)nfc_bytes, out, e)
-                            : fail(e, JLLM_ENVIRONMENT, "cannot normalise text: %s", utf8proc_errmsg(nfc_bytes));
+                            : fail(e, JLLM_ENVIRONMENT, "cannot normalise text: %s",
+                                   utf8proc_errmsg(nfc_bytes));
         free(nfc);
         at += bytes;
     }
@@ -389,11 +413,12 @@ static bool encode_normalised(struct tokenizer *t, const uint8_t *p, size_t n, s
 }
 
 /* Text without user-defined tokens: maximal stretches of valid UTF-8, and bytes that are not. */
-static bool encode_stretch(struct tokenizer *t, const uint8_t *p, size_t n, struct tokenizer_ids *out,
-                           struct jllm_error *e) {
+static bool encode_stretch(struct tokenizer *t, const uint8_t *p, size_t n,
+                           struct tokenizer_ids *out, struct jllm_error *e) {
     for (size_t at = 0; at < n;) {
         size_t end = at;
-        for (int length; end < n && (length = utf8_length(p + end, n - end)) > 0;) end += (size_t)length;
+        for (int length; end < n && (length = utf8_length(p + end, n - end)) > 0;)
+            end += (size_t)length;
         if (end > at && !encode_normalised(t, p + at, end - at, out, e)) return false;
         if (end < n) emit_byte(t, p[end++], out);
         at = end;
@@ -410,8 +435,8 @@ static uint32_t find_user(const struct tokenizer *t, const uint8_t *p, size_t n,
     return TOKENIZER_NONE;
 }
 
-bool tokenizer_encode(struct tokenizer *t, const char *text, size_t bytes, struct tokenizer_ids *out,
-                      struct jllm_error *e) {
+bool tokenizer_encode(struct tokenizer *t, const char *text, size_t bytes,
+                      struct tokenizer_ids *out, struct jllm_error *e) {
     if (bytes >= INT32_MAX) return fail(e, JLLM_BAD_USE, "the text is longer than 2 GiB");
     const uint8_t *p = (const uint8_t *)text;
     size_t from = 0;
@@ -450,7 +475,8 @@ bool tokenizer_is_stop(const struct tokenizer *t, int32_t id) {
     return false;
 }
 
-size_t tokenizer_stream_push(struct tokenizer_stream *s, const char *text, size_t bytes, char *out) {
+size_t tokenizer_stream_push(struct tokenizer_stream *s, const char *text, size_t bytes,
+                             char *out) {
     size_t n = s->n_held;
     memcpy(out, s->held, n);
     if (bytes) memcpy(out + n, text, bytes);

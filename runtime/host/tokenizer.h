@@ -8,8 +8,8 @@
  *   uint32_t text_first[n_vocab + 1]    token i has bytes [text_first[i], text_first[i + 1])
  *   uint32_t merge_first[n_vocab + 1]   merges whose left part is token i, likewise
  *   struct tokenizer_merge[n_merges]    sorted by (left, right)
- *   uint32_t words[n_words]             normal tokens sorted by text; with TOKENIZER_WHOLE_WORDS only
- *   uint32_t user[n_user]               user-defined tokens sorted by first byte, longest first
+ *   uint32_t words[n_words]             normal tokens sorted by text; with TOKENIZER_WHOLE_WORDS
+ * only uint32_t user[n_user]               user-defined tokens sorted by first byte, longest first
  *   uint32_t stops[n_stops]             tokens that end an answer
  *   uint8_t  type[n_vocab]              enum tokenizer_type
  *   uint8_t  text[text_first[n_vocab]]  raw bytes, no longer in GPT-2's printable alphabet
@@ -45,9 +45,14 @@ enum tokenizer_flag {
     TOKENIZER_WHOLE_WORDS = 4,  /* a piece that is a whole token is taken as it is */
     TOKENIZER_FLAGS_ALL = 7
 };
-enum tokenizer_type {           /* GGUF's numbers */
-    TOKENIZER_NORMAL = 1, TOKENIZER_UNKNOWN, TOKENIZER_CONTROL, TOKENIZER_USER, TOKENIZER_UNUSED, TOKENIZER_BYTE,
-    TOKENIZER_TYPE_END
+enum tokenizer_type { /* GGUF's numbers */
+                      TOKENIZER_NORMAL = 1,
+                      TOKENIZER_UNKNOWN,
+                      TOKENIZER_CONTROL,
+                      TOKENIZER_USER,
+                      TOKENIZER_UNUSED,
+                      TOKENIZER_BYTE,
+                      TOKENIZER_TYPE_END
 };
 
 struct tokenizer_merge { uint32_t right, rank, id; };
@@ -78,9 +83,10 @@ const struct tokenizer_header *tokenizer_facts(const struct tokenizer *t);
 
 /* Append the ids of any bytes to out. User-defined tokens are recognised in the text, control
  * tokens never: no text can forge one. No bos is added. Bytes that are not UTF-8 become the tokens
- * of single bytes; a byte that the vocabulary has no token for is dropped, as llama.cpp does. Time is O(n log n). False only when the pattern matcher gives up: *e says so. */
-bool tokenizer_encode(struct tokenizer *t, const char *text, size_t bytes, struct tokenizer_ids *out,
-                      struct jllm_error *e);
+ * of single bytes; a byte that the vocabulary has no token for is dropped, as llama.cpp does. Time
+ * is O(n log n). False only when the pattern matcher gives up: *e says so. */
+bool tokenizer_encode(struct tokenizer *t, const char *text, size_t bytes,
+                      struct tokenizer_ids *out, struct jllm_error *e);
 
 /* The bytes of a token as they stand in the vocabulary; NULL for an id outside it. */
 const char *tokenizer_text(const struct tokenizer *t, int32_t id, size_t *bytes);
