@@ -107,7 +107,7 @@ static void take_key(lua_State *L, int at, struct pairs_key *k) {
         k->text = lua_tolstring(L, at, &k->bytes);
     } else if (lua_type(L, at) == LUA_TNUMBER) {
         k->is_integer = lua_isinteger(L, at);
-        k->integer = k->is_integer ? lua_tointeger(L, at) : 0;
+        k->integer = lua_tointeger(L, at);
         k->number = lua_tonumber(L, at);
     } else {
         luaL_error(L, "pairs takes tables whose keys are numbers and strings");

@@ -18,9 +18,9 @@ struct check {
     struct diag *d;
 };
 
-/* Report a field of an entry (NULL: the entry itself). */
+/* Report a field of an entry (NULL: the entry itself); frees the text. */
 static void refuse(struct check *c, const struct spec_entry *e, const struct spec_field *f,
-                   const char *code, const char *text) {
+                   const char *code, struct buffer *text) {
     char override[PLACE_MAX];
     struct spec_place at = f ? f->value.place : e->place;
     if (spec_is_override(e)) {
@@ -28,31 +28,21 @@ static void refuse(struct check *c, const struct spec_entry *e, const struct spe
                  (long long)e->set->value.integer);
         at = (struct spec_place){.file = override};
     }
-    spec_error(c->s, c->d, at, code, "%s", text);
-}
-
-/* Append to a sentence that is cut where it would not fit. */
-static void __attribute__((format(printf, 3, 4)))
-append(char *text, size_t room, const char *format, ...) {
-    size_t used = strlen(text);
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text + used, room - used, format, args);
-    va_end(args);
+    spec_error(c->s, c->d, at, code, "%s", (const char *)text->data);
+    buffer_free(text);
 }
 
 /* "unknown WHAT 'x' in kernel "t"; did you mean 'y'?", or what there is. */
 static void refuse_name(struct check *c, const struct spec_entry *e, const struct spec_field *f,
                         const char *what, const char *name, const char *const *names, unsigned n) {
-    char text[1000];
+    struct buffer text = {0};
     const char *near = diag_suggest(name, names, n);
-    snprintf(text, sizeof text, "unknown %s '%s'", what, name);
-    if (f)
-        append(text, sizeof text, " in %s \"%s\"", e->shape ? "shape" : "kernel", e->template_name);
-    if (near) append(text, sizeof text, "; did you mean '%s'?", near);
+    buffer_printf(&text, "unknown %s '%s'", what, name);
+    if (f) buffer_printf(&text, " in %s \"%s\"", e->shape ? "shape" : "kernel", e->template_name);
+    if (near) buffer_printf(&text, "; did you mean '%s'?", near);
     for (unsigned i = 0; i < n && !near; i++)
-        append(text, sizeof text, "%s%s", i ? ", " : "; there is ", names[i]);
-    refuse(c, e, f, f ? "spec-key" : "spec-template", text);
+        buffer_printf(&text, "%s%s", i ? ", " : "; there is ", names[i]);
+    refuse(c, e, f, f ? "spec-key" : "spec-template", &text);
 }
 
 static const struct contract_template *find_template(const struct check *c, const char *name) {
@@ -83,25 +73,20 @@ static void check_match(struct check *c, const struct spec_entry *e,
     }
 }
 
-static bool is_legal(const struct contract_param *p, int64_t value) {
-    for (unsigned i = 0; i < p->n_values; i++)
-        if (p->values[i] == value) return true;
-    return false;
-}
-
 static void check_value(struct check *c, const struct spec_entry *e, const struct spec_field *f,
                         const struct contract_param *p) {
-    if (is_legal(p, f->value.integer)) return;
-    char text[1000];
-    snprintf(text, sizeof text, "'%s' of template '%s' cannot be %lld; it may be ", p->name,
-             e->template_name, (long long)f->value.integer);
     for (unsigned i = 0; i < p->n_values; i++)
-        append(text, sizeof text, "%s%lld",
-               !i                    ? ""
-               : i + 1 < p->n_values ? ", "
-                                     : " or ",
-               (long long)p->values[i]);
-    refuse(c, e, f, "spec-range", text);
+        if (p->values[i] == f->value.integer) return;
+    struct buffer text = {0};
+    buffer_printf(&text, "'%s' of template '%s' cannot be %lld; it may be ", p->name,
+                  e->template_name, (long long)f->value.integer);
+    for (unsigned i = 0; i < p->n_values; i++)
+        buffer_printf(&text, "%s%lld",
+                      !i                    ? ""
+                      : i + 1 < p->n_values ? ", "
+                                            : " or ",
+                      (long long)p->values[i]);
+    refuse(c, e, f, "spec-range", &text);
 }
 
 static const struct contract_param *find_param(const struct contract_template *t,
@@ -146,38 +131,43 @@ bool select_check(const struct spec *s, const struct contract_template *template
 
 /* ---- the choice ---- */
 
-struct candidate {
-    const struct spec_entry *entry;
-    const struct spec_field *set;
+/* A launch that needs parameters. */
+struct search {
+    const struct spec *s;
+    const struct contract_template *t;
+    const struct key_field *key;
+    unsigned n_key;
+    struct arena *a;
+    struct diag *d;
 };
 
-static bool field_matches(const struct spec_field *f, const struct key_field *key, unsigned n_key) {
+struct candidate {
+    const struct spec_entry *entry;
+    const struct spec_field *set; /* NULL: the entry is not for this launch or parameter */
+};
+
+static bool field_matches(const struct search *c, const struct spec_field *f) {
     const struct spec_value *v = &f->value;
-    for (unsigned i = 0; i < n_key; i++) {
-        if (strcmp(key[i].name, f->key) != 0) continue;
-        if (key[i].type == KEY_STRING)
-            return v->type == SPEC_STRING && !strcmp(v->string, key[i].string);
+    for (unsigned i = 0; i < c->n_key; i++) {
+        const struct key_field *key = &c->key[i];
+        if (strcmp(key->name, f->key) != 0) continue;
+        if (key->type == KEY_STRING)
+            return v->type == SPEC_STRING && !strcmp(v->string, key->string);
         if (v->type != SPEC_INTEGER) return false;
-        return key[i].type == KEY_INTEGER ? key[i].integer == v->integer
-                                          : key[i].number == v->number;
+        return key->type == KEY_INTEGER ? key->integer == v->integer : key->number == v->number;
     }
     return false;
 }
 
-static bool entry_matches(const struct spec_entry *e, const struct key_field *key, unsigned n_key) {
-    bool all = true;
-    for (unsigned i = 0; i < e->n_match && all; i++) all = field_matches(&e->match[i], key, n_key);
-    return all;
-}
-
-/* The entry's field for a parameter, if the entry is for this launch at all. */
-static const struct spec_field *entry_sets(const struct spec_entry *e,
-                                           const struct contract_template *t, const char *param,
-                                           const struct key_field *key, unsigned n_key) {
-    if (strcmp(e->template_name, t->name) != 0 || !entry_matches(e, key, n_key)) return NULL;
-    for (unsigned i = 0; i < e->n_set; i++)
-        if (!strcmp(e->set[i].key, param)) return &e->set[i];
-    return NULL;
+static struct candidate candidate_of(const struct search *c, const struct spec_entry *e,
+                                     const char *param) {
+    struct candidate x = {e, NULL};
+    if (strcmp(e->template_name, c->t->name) != 0) return x;
+    for (unsigned i = 0; i < e->n_match; i++)
+        if (!field_matches(c, &e->match[i])) return x;
+    for (unsigned i = 0; i < e->n_set && !x.set; i++)
+        if (!strcmp(e->set[i].key, param)) x.set = &e->set[i];
+    return x;
 }
 
 static unsigned specificity(const struct spec_entry *e) {
@@ -187,6 +177,7 @@ static unsigned specificity(const struct spec_entry *e) {
 /* Nearer to the front of the order of winners? Equal ones keep the order in which they were read.
  */
 static bool is_before(const struct candidate *a, const struct candidate *b) {
+    if (!b->set) return true;
     unsigned x = specificity(a->entry), y = specificity(b->entry);
     return x != y ? x > y : a->entry->rank < b->entry->rank;
 }
@@ -194,77 +185,65 @@ static bool is_before(const struct candidate *a, const struct candidate *b) {
 /* Equally specific, of another value, and not there to be overridden. */
 static bool contradicts(const struct spec *s, const struct candidate *a,
                         const struct candidate *b) {
-    if (specificity(a->entry) != specificity(b->entry) ||
-        a->set->value.integer == b->set->value.integer)
-        return false;
-    return !spec_is_superseded(s, b->entry, b->set->key);
+    return specificity(a->entry) == specificity(b->entry) &&
+           a->set->value.integer != b->set->value.integer &&
+           !spec_is_superseded(s, b->entry, b->set->key);
 }
 
 static const char *place_text(struct arena *a, struct spec_place at) {
     return at.line ? arena_printf(a, "%s:%u", at.file, at.line) : at.file;
 }
 
-static const char *key_text(struct arena *a, const struct key_field *key, unsigned n_key) {
+static const char *key_text(const struct search *c) {
     const char *text = "";
-    for (unsigned i = 0; i < n_key; i++) {
+    for (unsigned i = 0; i < c->n_key; i++) {
+        const struct key_field *key = &c->key[i];
         const char *comma = *text ? ", " : "";
-        if (key[i].type == KEY_STRING)
-            text = arena_printf(a, "%s%s%s=%s", text, comma, key[i].name, key[i].string);
-        else if (key[i].type == KEY_INTEGER)
+        if (key->type == KEY_STRING)
+            text = arena_printf(c->a, "%s%s%s=%s", text, comma, key->name, key->string);
+        else if (key->type == KEY_INTEGER)
             text =
-                arena_printf(a, "%s%s%s=%lld", text, comma, key[i].name, (long long)key[i].integer);
+                arena_printf(c->a, "%s%s%s=%lld", text, comma, key->name, (long long)key->integer);
     }
     return text;
 }
 
-static void report_conflict(const struct spec *s, const char *param, const char *launch,
-                            const struct candidate *x, const struct candidate *y, struct arena *a,
-                            struct diag *d) {
-    spec_error(s, d, y->set->value.place, "spec-conflict",
+static void report_conflict(const struct search *c, const char *param, const struct candidate *x,
+                            const struct candidate *y) {
+    spec_error(c->s, c->d, y->set->value.place, "spec-conflict",
                "'%s' is %lld here and %lld at %s, both as specific for %s (%s); give one of them "
                "more fields",
                param, (long long)y->set->value.integer, (long long)x->set->value.integer,
-               place_text(a, x->set->value.place), x->entry->template_name, launch);
+               place_text(c->a, x->set->value.place), c->t->name, key_text(c));
 }
 
-struct launch_key {
-    const struct key_field *fields;
-    unsigned n;
-};
-
-/* Best and second of the entries that set a parameter for this launch; false on contradiction. */
-static bool choose_param(const struct spec *s, const struct contract_template *t, const char *param,
-                         struct launch_key key, struct candidate best[2], struct arena *a,
-                         struct diag *d) {
-    unsigned before = d->errors;
-    for (unsigned i = 0; i < s->n_entries; i++) {
-        struct candidate c = {&s->entries[i],
-                              entry_sets(&s->entries[i], t, param, key.fields, key.n)};
-        if (!c.set) continue;
-        if (!best[0].set || is_before(&c, &best[0])) {
+/* Best and second of the entries that set a parameter for this launch; reports contradictions. */
+static void choose_param(const struct search *c, const char *param, struct candidate best[2]) {
+    for (unsigned i = 0; i < c->s->n_entries; i++) {
+        struct candidate x = candidate_of(c, &c->s->entries[i], param);
+        if (!x.set) continue;
+        if (is_before(&x, &best[0])) {
             best[1] = best[0];
-            best[0] = c;
-        } else if (!best[1].set || is_before(&c, &best[1])) {
-            best[1] = c;
+            best[0] = x;
+        } else if (is_before(&x, &best[1])) {
+            best[1] = x;
         }
     }
-    for (unsigned i = 0; i < s->n_entries && best[0].set; i++) {
-        struct candidate c = {&s->entries[i],
-                              entry_sets(&s->entries[i], t, param, key.fields, key.n)};
-        if (c.set && contradicts(s, &best[0], &c))
-            report_conflict(s, param, key_text(a, key.fields, key.n), &best[0], &c, a, d);
+    for (unsigned i = 0; i < c->s->n_entries && best[0].set; i++) {
+        struct candidate x = candidate_of(c, &c->s->entries[i], param);
+        if (x.set && contradicts(c->s, &best[0], &x)) report_conflict(c, param, &best[0], &x);
     }
-    return d->errors == before;
 }
 
 bool select_choose(const struct spec *s, const struct contract_template *t,
                    const struct key_field *key, unsigned n_key, struct choice *out, struct arena *a,
                    struct diag *d) {
-    bool ok = true;
+    const struct search c = {s, t, key, n_key, a, d};
+    unsigned before = d->errors;
     for (unsigned i = 0; i < t->n_params; i++) {
         const struct contract_param *p = &t->params[i];
         struct candidate best[2] = {{NULL, NULL}, {NULL, NULL}};
-        ok = choose_param(s, t, p->name, (struct launch_key){key, n_key}, best, a, d) && ok;
+        choose_param(&c, p->name, best);
         out[i] = (struct choice){.name = p->name, .value = p->otherwise, .reason = "default"};
         if (!best[0].set) continue;
         out[i].value = best[0].set->value.integer;
@@ -273,5 +252,5 @@ bool select_choose(const struct spec *s, const struct contract_template *t,
         out[i].runner_up = arena_printf(a, "%s (= %lld)", place_text(a, best[1].set->value.place),
                                         (long long)best[1].set->value.integer);
     }
-    return ok;
+    return d->errors == before;
 }
