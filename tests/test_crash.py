@@ -21,6 +21,7 @@ import product
 from product import TINY
 
 ONE_BUCKET = ("--set", "buckets=8")       # fewer kernels: faster where the cache is cold
+TWO_BUCKETS = ("--set", "buckets=8,16")   # a larger plan
 
 
 def can_make_nameless_files(directory):
@@ -84,7 +85,7 @@ class Killed(product.Case):
     def rounds(self, model, cold, moments, sig=signal.SIGKILL):
         rng = random.Random(7)
         whole = product.read(product.plan(model, *ONE_BUCKET))
-        old = product.read(product.plan(product.model(*TINY)))
+        old = product.read(product.plan(product.model(*TINY), *TWO_BUCKETS))
         start = time.monotonic()
         self.ok(product.run("jllmc", "compile", model, "-o", product.path("kill/time.plan"), *ONE_BUCKET,
                             env=product.environment(JLLM_CACHE_DIR=product.folder("kill/cache") if cold else product.CACHE)))
@@ -128,10 +129,10 @@ class Places(product.Case):
 
     def setUp(self):
         self.model = product.model(*TINY)
-        self.whole = product.read(product.plan(self.model))
+        self.whole = product.read(product.plan(self.model, *TWO_BUCKETS))
 
     def refuse(self, out, *patterns, rc=3, limits=(), env=None):
-        r = product.run("jllmc", "compile", self.model, "-o", out, asan=not limits, limits=limits, env=env)
+        r = product.run("jllmc", "compile", self.model, "-o", out, *TWO_BUCKETS, asan=not limits, limits=limits, env=env)
         self.refused(r, rc, *patterns)
         self.assertLess(r.cpu, 3, "a place that cannot be written shows before the work starts")
         self.assertEqual(r.out, b"")
@@ -268,7 +269,7 @@ class SameBytes(product.Case):
         self.same_bytes(product.read(out), self.want)
 
     def test_the_options_matter(self):
-        self.assertNotEqual(product.read(product.plan(self.model)), self.want)
+        self.assertNotEqual(product.read(product.plan(self.model, *TWO_BUCKETS)), self.want)
 
 
 class Cache(product.Case):

@@ -71,7 +71,6 @@ INLINE f32x8 f32x8_fma(f32x8 a, f32x8 b, f32x8 c) {
 #endif
 }
 
-#define HALF(x, i) __builtin_shufflevector(x, x, i, i + 1, i + 2, i + 3, i + 4, i + 5, i + 6, i + 7)
 /* Lanes of c plus the products of pairs: c[i] + a[2i] * b[2i] + a[2i+1] * b[2i+1]. */
 INLINE i32x8 i32x8_dot(i16x16 a, i16x16 b, i32x8 c) {
 #if defined __AVX512VNNI__ && defined __AVX512VL__ && defined __clang__
@@ -80,9 +79,12 @@ INLINE i32x8 i32x8_dot(i16x16 a, i16x16 b, i32x8 c) {
     return __builtin_ia32_vpdpwssd_v8si(c, (i32x8)a, (i32x8)b);
 #elif defined __AVX2__
     return c + (i32x8)__builtin_ia32_pmaddwd256(a, b);
-#elif defined __SSE2__
-    i32x4 low = __builtin_ia32_pmaddwd128(HALF(a, 0), HALF(b, 0)), high = __builtin_ia32_pmaddwd128(HALF(a, 8), HALF(b, 8));
-    return c + __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+#elif defined __SSE2__   /* by unions: gcc takes shuffles of vectors that no register holds apart, lane by lane */
+    union { i16x16 whole; i16x8 half[2]; } x = { a }, y = { b };
+    union { i32x8 whole; i32x4 half[2]; } z = { c };
+    z.half[0] += __builtin_ia32_pmaddwd128(x.half[0], y.half[0]);
+    z.half[1] += __builtin_ia32_pmaddwd128(x.half[1], y.half[1]);
+    return z.whole;
 #else
     i32x8 even = ((i32x8)((u32x8)a << 16) >> 16) * ((i32x8)((u32x8)b << 16) >> 16);
     return c + even + ((i32x8)a >> 16) * ((i32x8)b >> 16);
