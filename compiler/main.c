@@ -71,11 +71,14 @@ static void print_memory(const struct program *p) {
                v->first, v->last, v->pinned ? " pinned" : "");
     }
     emit_memory(p, rows);
-    for (unsigned i = 0; i < MEMORY_ROWS; i++) total += rows[i].bytes;
     printf("arena_bytes %" PRIu64 "\nlower_bound_bytes %" PRIu64 "\nratio %.4f\n", p->arena_bytes, p->arena_floor_bytes,
            (double)p->arena_bytes / (double)p->arena_floor_bytes);
     printf("context %u\n", p->ctx_max);
-    for (unsigned i = 0; i < MEMORY_ROWS; i++) printf("%-12s %10.1f MiB\n", rows[i].name, (double)rows[i].bytes / (1 << 20));
+    for (unsigned i = 0; i < MEMORY_ROWS; i++) {
+        if (!rows[i].bytes) continue;   /* code: not compiled at this stage */
+        printf("%-12s %10.1f MiB\n", rows[i].name, (double)rows[i].bytes / (1 << 20));
+        total += rows[i].bytes;
+    }
     printf("%-12s %10.1f MiB\n", "total", (double)total / (1 << 20));
 }
 
@@ -113,68 +116,77 @@ static bool same_file(const char *a, const char *b) {
     return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-static int compile_model(const struct options *o, const struct gguf *g, const struct spec *s, struct output *out,
-                         struct arena *a, struct diag *d, double start) {
+/* What lives as long as one compilation. */
+struct job {
+    const struct options *o;
+    struct arena *a;
+    struct diag *d;
+    struct spec spec;
+    struct gguf gguf;
+    struct output out;
+    struct buffer tokenizer, chat;
+};
+
+static int compile_model(struct job *j, double start) {
+    const struct options *o = j->o;
+    struct arena *a = j->a;
+    struct diag *d = j->d;
     struct model m;
     struct graph graph;
     struct program p;
     struct toolchain cc;
-    struct buffer tokenizer = {0}, chat = {0};
     struct selftest selftest = {0};
     struct emit_result result;
 
-    if (!model_load(&m, g, a, d)) return EXIT_BAD_INPUT;
-    graph_build(&graph, &m, s->buckets, s->n_buckets, a);
+    if (!model_load(&m, &j->gguf, a, d)) return EXIT_BAD_INPUT;
+    graph_build(&graph, &m, j->spec.buckets, j->spec.n_buckets, a);
     graph_check(&graph, &m);
     if (o->stage == STAGE_GRAPH) return graph_print(&graph, &m, stdout), 0;
-    if (!tokenizer_lower(g, o->pre, &tokenizer, a, d) || !chat_lower(g, &chat, a, d)) return EXIT_BAD_INPUT;
-    if (!contract_lower(&p, &m, s, &graph, a, d)) return EXIT_BAD_INPUT;
+    if (!tokenizer_lower(&j->gguf, o->pre, &j->tokenizer, a, d) || !chat_lower(&j->gguf, &j->chat, a, d)) return EXIT_BAD_INPUT;
+    if (!contract_lower(&p, &m, &j->spec, &graph, a, d)) return EXIT_BAD_INPUT;
     if (o->stage == STAGE_SELECT) return print_selection(&p), 0;
     if (o->stage == STAGE_SOURCE) return print_sources(&p), 0;
     memory_plan(&p);
+    if (o->stage == STAGE_MEMORY) return print_memory(&p), 0;
     uint64_t *token_ns = arena_array(a, p.n_phases, sizeof *token_ns);
     cost_phases(&p, token_ns);
     const uint16_t *cover = build_cover(&p, token_ns, a);
-    if (!cc_find(&cc, s, a, d)) return EXIT_ENVIRONMENT;
-    if (!cc_compile_all(&cc, &p, a, d)) return EXIT_ENVIRONMENT;
-    if (o->stage == STAGE_MEMORY) return print_memory(&p), 0;
-    struct emit_input in = {&p, &cc, &selftest, cover, &tokenizer, &chat, hash_bytes(g->map.data, g->map.bytes), o->spec};
+    if (!cc_find(&cc, &j->spec, a, d) || !cc_compile_all(&cc, &p, a, d)) return EXIT_ENVIRONMENT;
+    struct emit_input in = {&p, &cc, &selftest, cover, &j->tokenizer, &j->chat,
+                            hash_bytes(j->gguf.map.data, j->gguf.map.bytes), o->spec};
     if (o->stage == STAGE_TEXT) return emit_print(&in, stdout), 0;
     selftest_build(&selftest, &p, a);
-    if (!emit_plan(out, &in, &result, a, d)) return EXIT_ENVIRONMENT;
+    if (!emit_plan(&j->out, &in, &result, a, d)) return EXIT_ENVIRONMENT;
     print_summary(&p, o, &result, base_seconds() - start);
-    buffer_free(&tokenizer), buffer_free(&chat);
     return 0;
+}
+
+/* A result that did not reach stdout is no success. */
+static int finish_stdout(int rc) {
+    if (rc || (!fflush(stdout) && !ferror(stdout))) return rc;
+    fprintf(stderr, "error: cannot write to stdout: %s\n", strerror(errno));
+    return EXIT_ENVIRONMENT;
 }
 
 static int compile(const struct options *o) {
     double start = base_seconds();
     struct arena a = {0};
     struct diag d = {.out = stderr};
-    struct spec s;
-    struct gguf g;
-    struct output out = {.fd = -1};
+    struct job j = {.o = o, .a = &a, .d = &d, .out = {.fd = -1}};
     int rc = EXIT_BAD_INPUT;
-    if (!spec_load(&s, o->spec, o->sets, o->n_sets, &a, &d)) goto done;
-    if (same_file(o->model, o->out)) {
+    if (same_file(o->model, o->out))
         diag_error(&d, "output", o->out, "this is the model itself: name another output with -o");
-        goto done;
+    else if (spec_load(&j.spec, o->spec, o->sets, o->n_sets, &a, &d) && gguf_open(&j.gguf, o->model, &a, &d)) {
+        if (o->stage == STAGE_PLAN && !output_open(&j.out, o->out, &a, &d)) rc = EXIT_ENVIRONMENT;
+        else rc = compile_model(&j, start);
+        gguf_close(&j.gguf);
     }
-    if (!gguf_open(&g, o->model, &a, &d)) goto done;
-    if (o->stage == STAGE_PLAN && !output_open(&out, o->out, &a, &d)) rc = EXIT_ENVIRONMENT;
-    else rc = compile_model(o, &g, &s, &out, &a, &d, start);
-    gguf_close(&g);
-done:
-    output_abandon(&out);
+    output_abandon(&j.out);
+    buffer_free(&j.tokenizer), buffer_free(&j.chat);
     diag_finish(&d);
     arena_free(&a);
-    if (!rc && fflush(stdout)) {
-        fprintf(stderr, "error: cannot write to stdout: %s\n", strerror(errno));
-        return EXIT_ENVIRONMENT;
-    }
-    return rc;
+    return finish_stdout(rc);
 }
-
 /* --- the command line ------------------------------------------------------------------------------ */
 
 static bool parse_stage(const char *name, enum stage *stage) {
@@ -244,7 +256,7 @@ static int command_spec(int argc, char **argv) {
     if (ok && !strcmp(positional[0], "dump")) spec_dump(&s, stdout);
     diag_finish(&d);
     arena_free(&a);
-    return ok ? 0 : EXIT_BAD_INPUT;
+    return finish_stdout(ok ? 0 : EXIT_BAD_INPUT);
 }
 
 int main(int argc, char **argv) {

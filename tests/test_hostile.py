@@ -51,7 +51,7 @@ class Hostile(product.Case):
 
 
 class CutFiles(Hostile):
-    """Case 1: valid files cut short, and files that are something else."""
+    """Valid files cut short, and files that are something else."""
 
     def test_cut_in_the_header(self):
         data = self.base().bytes()
@@ -117,7 +117,7 @@ class CutFiles(Hostile):
 
 
 class Counts(Hostile):
-    """Case 2: counts and lengths that no file of this size can have."""
+    """Counts and lengths that no file of this size can have."""
 
     def test_counts_in_the_header(self):
         for n in BIG:
@@ -169,7 +169,7 @@ class Counts(Hostile):
 
 
 class TensorInfos(Hostile):
-    """Cases 3 and 4: dimensions, types, offsets."""
+    """Dimensions, types, offsets."""
     NAME = "blk.0.attn_q.weight"
 
     def bent(self, **changes):
@@ -244,7 +244,7 @@ class TensorInfos(Hostile):
 
 
 class Versions(Hostile):
-    """Case 5: versions and byte order."""
+    """Versions and byte order."""
 
     def test_version_2_is_version_3(self):
         plans = []
@@ -277,7 +277,7 @@ class Versions(Hostile):
 
 
 class Tokenizers(Hostile):
-    """Cases 6 and 17: vocabularies that do not fit."""
+    """Vocabularies that do not fit."""
     T = "tokenizer.ggml."
 
     def vocab(self):
@@ -375,7 +375,7 @@ class Tokenizers(Hostile):
 
 
 class Hyperparameters(Hostile):
-    """Case 7: dimensions in keys that tensors do not have."""
+    """Dimensions in keys that tensors do not have."""
 
     def test_values(self):
         nan = float("nan")
@@ -448,7 +448,7 @@ class Hyperparameters(Hostile):
 
 
 class Odd(Hostile):
-    """Cases 8, 9, 11, 12: unusual files that must work, and their forged neighbours."""
+    """Unusual files that must work, and their forged neighbours."""
 
     def agree(self, gguf, plan, n=5, asan=False):
         ids = product.some_ids(n, 256)
