@@ -140,6 +140,7 @@ static enum plan_dtype dtype_check(lua_State *L, const char *name) {
     if (!strcmp(name, "f16")) return PLAN_F16;
     if (!strcmp(name, "i32")) return PLAN_I32;
     if (!strcmp(name, "a16")) return PLAN_A16;
+    if (!strcmp(name, "x16")) return PLAN_X16;
     luaL_error(L, "unknown dtype '%s'", name);
     return PLAN_F32;
 }
@@ -150,6 +151,9 @@ static uint64_t dtype_bytes(lua_State *L, enum plan_dtype t, uint64_t rows, uint
     case PLAN_A16:
         if (cols % 32) luaL_error(L, "a16 needs a multiple of 32 columns");
         return u64_round_up(rows * cols * 2, 64) + 2 * u64_round_up(rows * (cols / 32) * 4, 64);
+    case PLAN_X16:
+        if (cols % 32 || (rows != 1 && rows % 8)) luaL_error(L, "x16 needs a multiple of 32 columns and 1 or a multiple of 8 rows");
+        return u64_round_up((rows == 1 ? u64_round_up(cols, 256) : rows * cols) * 2, 64) + u64_round_up(rows * (cols / 32) * 4, 64);
     default: return rows * cols * 4;
     }
 }
@@ -181,7 +185,7 @@ static void set_string(lua_State *L, const char *key, const char *v) {
 }
 
 static void push_value(lua_State *L, struct lowering *lo, uint32_t index, const char *feeds) {
-    static const char *const dtypes[] = {NULL, "f32", "f16", "i32", "a16"};
+    static const char *const dtypes[] = {NULL, "f32", "f16", "i32", "a16", "x16"};
     const struct value *v = &lo->p->values[index];
     lua_createtable(L, 0, 6);
     set_integer(L, "_value", index);
@@ -417,12 +421,15 @@ static int api_launch(lua_State *L) {
     l->n_args = t->n_args;
     l->items = (uint32_t)number_field(L, 4, "items", -1);
     l->chunk = (uint32_t)number_field(L, 4, "chunk", 1);
+    l->grid_y = (uint32_t)number_field(L, 4, "grid_y", 1);
+    l->grid_z = (uint32_t)number_field(L, 4, "grid_z", 1);
+    l->shared_bytes = (uint32_t)number_field(L, 4, "shared", 0);
     l->bytes = number_field(L, 4, "bytes", 0);
     l->flops = number_field(L, 4, "flops", 0);
     lua_getfield(L, 4, "barrier");
     l->barrier = lua_toboolean(L, -1) || lo->p->n_launches - 1 == lo->phase_first;
     lua_settop(L, 4);
-    if (!l->items || !l->chunk) luaL_error(L, "launch: items and chunk are at least 1");
+    if (!l->items || !l->chunk || !l->grid_y || !l->grid_z) luaL_error(L, "launch: items, chunk and grid are at least 1");
     for (unsigned i = 0; i < t->n_args; i++) {
         lua_getfield(L, 2, t->args[i]);
         read_arg(L, lo, &l->args[i], t->args[i]);

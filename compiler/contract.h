@@ -17,6 +17,8 @@
  *              { items = 36, chunk = 1, barrier = true, bytes = 184320, flops = 663552 })
  *   end
  *
+ *   -- on cuda: items = grid x, chunk = threads of a block, and grid_y, grid_z (1), shared (0: dynamic bytes)
+ *
  *   op.kind, op.layer, op.n             -- n: most tokens of the phase; the step says how many there are
  *   op.dims.n_embd n_head n_head_kv head_dim n_ff n_vocab rope_dim rope_neox(0/1) rms_eps ctx
  *   op.kv                               -- "f32" | "f16": type of the cache
@@ -70,6 +72,7 @@ struct kernel {                  /* a template specialised */
     char *source;                /* #defines + #line + template text with own includes in place */
     struct hash128 source_hash;
     const uint8_t *image; size_t image_bytes; uint64_t entry;   /* after compilation */
+    uint32_t registers, spill_bytes, shared_bytes;              /* cuda, from the compiler */
     bool cached;
 };
 
@@ -95,7 +98,8 @@ struct launch_arg { enum plan_space space; uint32_t index; uint64_t offset, byte
 struct launch {
     uint32_t kernel;
     struct launch_arg args[PLAN_ARGS_MAX]; unsigned n_args;
-    uint32_t items, chunk;
+    uint32_t items, chunk;       /* cuda: grid x, block x */
+    uint32_t grid_y, grid_z, shared_bytes;
     bool barrier;
     const struct op *op;
     uint64_t bytes, flops;

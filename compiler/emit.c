@@ -280,7 +280,8 @@ static void add_kernels(struct tail *t, const struct program *p, struct arena *a
         const struct kernel *k = &p->kernels[i];
         buffer_align(code, PLAN_CODE_ALIGN);
         struct plan_kernel out = {.name = string_add(t, k->name), .detail = string_add(t, kernel_detail(k, a)),
-                                  .code_offset = code->bytes, .code_bytes = k->image_bytes, .entry = k->entry};
+                                  .code_offset = code->bytes, .code_bytes = k->image_bytes, .entry = k->entry,
+                                  .registers = k->registers, .spill_bytes = k->spill_bytes, .shared_bytes = k->shared_bytes};
         memcpy(out.source_hash.bytes, k->source_hash.bytes, sizeof out.source_hash.bytes);
         buffer_append(code, k->image, k->image_bytes);
         ADD(t, PLAN_KERNELS, out);
@@ -301,7 +302,8 @@ static void add_launches(struct tail *t, const struct program *p) {
         const struct launch *l = &p->launches[i];
         struct plan_launch out = {.kernel = l->kernel, .first_arg = n_args, .n_args = l->n_args,
                                   .flags = l->barrier ? PLAN_LAUNCH_BARRIER : 0, .items = l->items, .chunk = l->chunk,
-                                  .grid_y = 1, .grid_z = 1, .op = op_string[l->op->kind], .layer = l->op->layer,
+                                  
+                                  .grid_y = l->grid_y, .grid_z = l->grid_z, .shared_bytes = l->shared_bytes, .op = op_string[l->op->kind], .layer = l->op->layer,
                                   .bytes = l->bytes, .flops = l->flops};
         ADD(t, PLAN_LAUNCHES, out);
         n_args += l->n_args;

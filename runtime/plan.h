@@ -175,6 +175,13 @@ enum plan_dtype {
      *   int16_t q[rows][cols]; float scale[rows][cols/32]; float sum[rows][cols/32];
      * value = q * scale; sum = scale * (the 32 q added exactly). Each array 64-byte aligned in size. */
     PLAN_A16,
+    /* X16: rows x cols fp16 activations in the order of mma.m16n8k16's B fragments, then fp32 sums of 32 columns.
+     * Element (i, k), with e = (k%32/16)*4 + (k%16/8)*2 + k%2 and t = k%8/2, stands at half number
+     *   rows == 1: ((k/256) * 32 + (k/32%8) * 4 + t) * 8 + e          (eight blocks of 32 on the eight columns)
+     *   else:      ((k/32 * (rows/8) + i/8) * 32 + i%8 * 4 + t) * 8 + e   (eight tokens on the eight columns)
+     * rows is 1 or a multiple of 8; for one row cols are padded with zeros to a multiple of 256. Then, from the next
+     * multiple of 64 bytes: float sum[cols/32][rows], the sum of the 32 halves as they are. */
+    PLAN_X16,
     PLAN_DTYPE_END
 };
 
@@ -226,6 +233,10 @@ struct plan_step {
     int32_t ids[PLAN_TOKENS_MAX];
 };
 
+/* A CUDA kernel is `extern "C" __global__ void NAME(a0, a1, ..., const plan_step *step)`: the launch's arguments in order as
+ * pointers, the step last. Its code is a cubin in PLAN_CODE, its name the plan_kernel's name, its grid (items, grid_y,
+ * grid_z), its block `chunk` threads, its dynamic shared memory shared_bytes. */
+
 /* A CPU kernel does items [first, last) of its launch; nothing is promised about who does which. */
 typedef void plan_cpu_kernel(void *const *args, const struct plan_step *step, uint32_t first, uint32_t last);
 
@@ -239,7 +250,8 @@ static inline float plan_seeded(uint64_t seed, uint64_t i) {
 }
 
 /* A16 inputs of a test: q = round(32767 * seeded(seed, row*cols + col)); the scale of block b of a row is
- * amplitude / 32767 * (1 + seeded(seed ^ 0x5ca1e, row*(cols/32) + b) / 2), so that neighbours differ. */
+ * amplitude / 32767 * (1 + seeded(seed ^ 0x5ca1e, row*(cols/32) + b) / 2), so that neighbours differ. The product
+ * 32767 * seeded and its rounding (to nearest even) are done in float. F16 and X16 inputs are rounded to fp16. */
 
 _Static_assert(sizeof(struct plan_slot) == 64, "slot");
 _Static_assert(sizeof(struct plan_header) == 64 + 2 * 64, "header");
