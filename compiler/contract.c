@@ -369,6 +369,19 @@ static uint32_t find_kernel(lua_State *L, struct lowering *lo, const struct cont
     return index;
 }
 
+/* choose("matmul", key): the parameters that a launch with this key will get, for geometry that depends on them. */
+static int api_choose(lua_State *L) {
+    struct lowering *lo = lowering_of(L);
+    const struct contract_template *t = find_template(L, lo, luaL_checkstring(L, 1));
+    luaL_checktype(L, 2, LUA_TTABLE);
+    unsigned n_key;
+    struct key_field *key = read_key(L, lo, 2, &n_key);
+    const struct kernel *k = &lo->p->kernels[find_kernel(L, lo, t, key, n_key)];
+    lua_createtable(L, 0, (int)k->n_choices);
+    for (unsigned i = 0; i < k->n_choices; i++) set_integer(L, k->choices[i].name, (uint64_t)k->choices[i].value);
+    return 1;
+}
+
 static void touch_value(struct lowering *lo, uint32_t index) {
     struct value *v = &lo->p->values[index];
     uint32_t at = lo->p->n_launches - 1 - lo->phase_first;   /* the launch is appended already */
@@ -575,7 +588,7 @@ static int lower_graph(lua_State *L) {
 static lua_State *state_new(struct lowering *lo) {
     static const luaL_Reg api[] = {
         {"template", api_template}, {"launch", api_launch}, {"weight", api_weight}, {"scratch", api_scratch},
-        {"define", api_define}, {"cache", api_cache}, {"rope_table", api_rope_table}, {"ceil_div", api_ceil_div}};
+        {"define", api_define}, {"cache", api_cache}, {"choose", api_choose}, {"rope_table", api_rope_table}, {"ceil_div", api_ceil_div}};
     lua_State *L = luaL_newstate();
     if (!L) base_fail("out of memory");
     *(struct lowering **)lua_getextraspace(L) = lo;

@@ -29,6 +29,8 @@
  *   weight(w, layout)                   -- the tensor in a layout of layout.c: "plain" (fp32 vector) or "rows16"
  *   cache("k") cache("v")               -- this layer's cache: [ctx][n_head_kv * head_dim] of op.kv
  *   rope_table()                        -- plain fp32 [ctx][rope_dim / 2][2]: cos, sin
+ *   choose(template, key)               -- { tokens = 4, ... }: the parameters that a launch with this key gets; the kernel
+ *                                          is made by it, so the key must be that of a launch to follow
  *   ceil_div(a, b)
  *
  * Integers of a launch's key become #define JT_M 576, floats #define JT_EPS 0x1.4f8b58p-17f, strings
