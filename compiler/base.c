@@ -10,6 +10,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -181,6 +182,15 @@ static int open_regular(const char *path, struct stat *st) {
     return -1;
 }
 
+static int64_t modified_ns(const struct stat *st) {
+    return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+}
+
+bool file_map_unchanged(const struct file_map *m, const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && (uint64_t)st.st_size == m->bytes && modified_ns(&st) == m->modified_ns;
+}
+
 bool file_map_open(struct file_map *m, const char *path) {
     *m = (struct file_map){ .data = (const uint8_t *)"" };
     struct stat st;
@@ -194,6 +204,7 @@ bool file_map_open(struct file_map *m, const char *path) {
         }
         *m = (struct file_map){ .data = p, .bytes = (uint64_t)st.st_size };
     }
+    m->modified_ns = modified_ns(&st);
     close_keeping_errno(fd);
     return true;
 }
@@ -289,7 +300,7 @@ static bool write_through_temporary(const char *path, const void *data, size_t b
 
 /* A device or pipe (-o /dev/null) must not be replaced by a file of its name. */
 static bool write_in_place(const char *path, const void *data, size_t bytes) {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    int fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);   /* a pipe without a reader fails, it does not wait */
     if (fd < 0) return false;
     bool ok = write_all(fd, data, bytes);
     return close_keeping_errno(fd) && ok;
@@ -479,4 +490,33 @@ double base_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- starting ---- */
+
+volatile int base_interrupted;
+
+static void on_stop(int signal_number) { base_interrupted = signal_number; }
+
+static void on_bus_error(int signal_number) {
+    static const char text[] = "\nerror: a file became shorter while it was being read\n";
+    (void)signal_number;
+    (void)!write(2, text, sizeof text - 1);
+    _exit(1);
+}
+
+void base_start(void) {
+    struct sigaction stop = { .sa_handler = on_stop, .sa_flags = SA_RESTART | (int)SA_RESETHAND }, bus = { .sa_handler = on_bus_error };
+    while (true) {   /* a descriptor of 3 or more says that 0, 1 and 2 are taken */
+        int fd = open("/dev/null", O_RDWR);
+        if (fd < 0 || fd > 2) {
+            if (fd > 2) close(fd);
+            break;
+        }
+    }
+    sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGTERM, &stop, NULL);
+    sigaction(SIGHUP, &stop, NULL);
+    sigaction(SIGBUS, &bus, NULL);
+    signal(SIGXFSZ, SIG_IGN);   /* the write fails with EFBIG, which has a sentence */
 }

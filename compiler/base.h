@@ -39,9 +39,11 @@ struct hash128 hash_bytes(const void *p, size_t bytes);
 void hash_hex(struct hash128 h, char out[33]);
 
 /* Files. map_file: read-only private mapping; false with errno set. */
-struct file_map { const uint8_t *data; uint64_t bytes; };
+struct file_map { const uint8_t *data; uint64_t bytes; int64_t modified_ns; };
 bool file_map_open(struct file_map *m, const char *path);
 void file_map_close(struct file_map *m);
+/* Does path still name a file of that size and time? */
+bool file_map_unchanged(const struct file_map *m, const char *path);
 /* Whole text file into the arena (NUL-terminated); NULL with errno set. */
 char *file_read(struct arena *a, const char *path, size_t *bytes);
 /* Write through a temporary in the same directory, fsync, rename: either the whole file or nothing. */
@@ -51,6 +53,10 @@ const char *base_home(void);
 
 /* Run fn(user, i) for i in [0, n) on the cores given; order unspecified, so results must not depend on it. */
 void base_parallel(size_t n, void (*fn)(void *user, size_t i), void *user);
+/* What a program does first: descriptors 0 to 2 are open (a file must not become stderr), a signal to stop sets
+ * base_interrupted, and a mapped file that was truncated ends with a sentence. */
+void base_start(void);
+extern volatile int base_interrupted;
 int base_cores(void);       /* affinity and cgroup quota respected; --threads overrides */
 void base_set_cores(int n);
 double base_seconds(void);  /* monotonic clock */

@@ -163,6 +163,48 @@ static bool check_kind(struct loader *l) {
     return l->d->errors == before;
 }
 
+/* Keys that would change results and that no op here heeds: legal only with the value that changes nothing. */
+static const struct { const char *key; double harmless; } heedless[] = {
+    { "attention.clamp_kqv", 0 }, { "attention.scale", 0 }, { "attention.causal", 1 },
+    { "attention.sliding_window", 0 }, { "attention.max_alibi_bias", 0 }, { "logit_scale", 1 },
+    { "embedding_scale", 1 }, { "residual_scale", 1 }, { "attn_logit_softcapping", 0 },
+    { "final_logit_softcapping", 0 }, { "rope.scaling.attn_factor", 1 }, { "use_parallel_residual", 0 },
+};
+/* Keys that are heeded elsewhere, or that say nothing about the arithmetic. */
+static const char *const heeded[] = {
+    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
+    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
+    "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "rope.dimension_count", "rope.freq_base",
+    "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "rope.scaling.original_context_length",
+    "rope.scaling.finetuned", "rope.scaling.low_freq_factor", "rope.scaling.high_freq_factor", "expert_count",
+    "expert_used_count", "tensor_data_layout", "leading_dense_block_count",
+};
+
+static double kv_number(const struct gguf_kv *kv) {
+    if (kv->type == GGUF_STRING || kv->type == GGUF_ARRAY) return NAN;
+    return kv->type == GGUF_F32 || kv->type == GGUF_F64 ? gguf_item_f64(kv, 0) : (double)gguf_item_u64(kv, 0);
+}
+
+/* A key of the family that nobody reads may be the one that matters: harmful ones are refused, strange ones named. */
+static void check_keys(struct loader *l) {
+    size_t prefix = strlen(l->m->arch->name);
+    for (uint64_t i = 0; i < l->g->n_kv; i++) {
+        const struct gguf_kv *kv = &l->g->kv[i];
+        if (strncmp(kv->key, l->m->arch->name, prefix) || kv->key[prefix] != '.') continue;
+        const char *name = kv->key + prefix + 1;
+        bool known = false;
+        for (size_t k = 0; k < COUNT(heeded); k++) known |= !strcmp(name, heeded[k]);
+        for (size_t k = 0; k < COUNT(heedless); k++) {
+            if (strcmp(name, heedless[k].key)) continue;
+            known = true;
+            double v = kv_number(kv);
+            if (!(v == heedless[k].harmless)) fail_key(l, kv->key, "is %g, which is not supported", v);
+        }
+        if (!known)
+            diag_warning(l->d, "model-key", gguf_place(l->g, kv->offset), "key '%s' is not known and has no effect", kv->key);
+    }
+}
+
 static void set_name(struct loader *l) {
     const struct gguf_kv *kv = gguf_find(l->g, "general.name");
     struct gguf_string s = { 0 };
@@ -239,7 +281,9 @@ static void read_rope_scaling(struct loader *l) {
     struct gguf_string type = gguf_string(l->g, key, &found, l->d);
     bool linear = string_is(type, "linear"), tensor = gguf_find_tensor(l->g, "rope_freqs.weight");
     l->m->rope_scale = 1;
+    /* A factor without a type is linear; rope.scale_linear is its older name. */
     if (linear) l->m->rope_scale = 1 / read_positive(l, "rope.scaling.factor", 0);
+    else if (!found) l->m->rope_scale = 1 / read_positive(l, "rope.scaling.factor", read_positive(l, "rope.scale_linear", 1));
     if (!found || linear || string_is(type, "none")) return;
     if (!string_is(type, "llama3"))
         fail_key(l, key, "is '%s', which is not supported; none, linear and llama3 are",
@@ -546,6 +590,7 @@ bool model_load(struct model *m, const struct gguf *g, struct arena *a, struct d
     unsigned before = d->errors;
     set_name(&l);
     if (!find_arch(&l) || !check_kind(&l)) return false;
+    check_keys(&l);
     count_layers(&l);
     check_types(&l);
     if (read_dims(&l)) bind_tensors(&l);

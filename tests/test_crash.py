@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import time
 import unittest
@@ -111,8 +112,12 @@ class Killed(product.Case):
         self.assertGreaterEqual(codes.count(-signal.SIGKILL), 3, codes)
 
     def test_interrupt(self):
-        for rc in self.rounds(product.model(*TINY), True, 3, signal.SIGINT):
-            self.assertIn(rc, (0, 130, -signal.SIGINT))
+        for sig, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            for f in os.listdir(product.SCRATCH):
+                shutil.rmtree(os.path.join(product.SCRATCH, f), ignore_errors=True)
+            for rc in self.rounds(product.model(*TINY), True, 3, sig):
+                self.assertIn(rc, (0, code, -sig))
+            self.assertEqual([f for f in os.listdir(product.SCRATCH) if f.startswith("jllmc-")], [], "scratch folders are left")
 
     def test_a_killed_compile_can_be_repeated(self):
         """What a killed one left in the cache is used or ignored, never believed by half."""
@@ -189,6 +194,34 @@ class Places(product.Case):
         self.refuse(link, "the model itself", rc=1)
         self.same_bytes(product.read(self.model), before)
 
+    def test_the_spec_itself(self):
+        spec = product.write(product.path("place/own.lua"), b'jllm_spec(1)\ninclude "cpu"\n')
+        r = product.run("jllmc", "compile", self.model, "--spec", spec, "-o", spec)
+        self.refused(r, 1, "the spec itself")
+        self.assertIn(b"include", product.read(spec))
+
+    def test_what_is_no_regular_file_stays(self):
+        """A pipe is not replaced by a file of its name; a link stays one and its file is written."""
+        where = product.folder("place/special")
+        os.mkfifo(f"{where}/pipe")
+        self.refuse(f"{where}/pipe", "not a regular file")
+        self.assertTrue(stat.S_ISFIFO(os.lstat(f"{where}/pipe").st_mode))
+        os.symlink("nowhere", f"{where}/dangling")
+        self.refuse(f"{where}/dangling", "not a regular file")
+        product.write(f"{where}/real", b"old")
+        os.symlink("real", f"{where}/link")
+        self.ok(product.run("jllmc", "compile", self.model, "-o", f"{where}/link", *TWO_BUCKETS))
+        self.assertTrue(os.path.islink(f"{where}/link"))
+        self.same_bytes(product.read(f"{where}/real"), self.whole)
+
+    def test_closed_descriptors(self):
+        """With no stderr, no message may land in the plan."""
+        out = product.path("place/closed.plan")
+        p = subprocess.run(["sh", "-c", 'exec "$@" 2>&- >&- <&-', "sh", product.tool("jllmc"), "compile", self.model, "-o", out, *TWO_BUCKETS],
+                           env=product.environment())
+        self.assertEqual(p.returncode, 0)
+        self.same_bytes(product.read(out), self.whole)
+
     def test_a_cache_that_cannot_be_written(self):
         file = product.write(product.path("place/cachefile"), b"x")
         out = product.path("place/nocache.plan")
@@ -261,6 +294,22 @@ class SameBytes(product.Case):
                               JLLM_CACHE_DIR=product.folder("same/cache"))
         self.same_bytes(got, self.want)
         self.assertEqual(os.listdir(product.path("same/tmp with space")), [], "temporary files are gone")
+
+    def test_spec_by_name_and_by_path(self):
+        path = os.path.join(product.ROOT, "specs", "cpu.lua")
+        _, got = self.compile("--spec", path)
+        self.same_bytes(got, self.want)
+
+    def test_one_kernel_compiled_anew(self):
+        """An image does not tell which of a run's compilations it was."""
+        cache = product.folder("same/cache")
+        self.compile(JLLM_CACHE_DIR=cache)
+        entries = sorted(os.path.join(d, f) for d, _, files in os.walk(cache) for f in files)
+        for entry in entries[::3]:
+            os.unlink(entry)
+            r, got = self.compile(JLLM_CACHE_DIR=cache)
+            self.assertEqual(summary(r)[1], summary(r)[0] - 1)
+            self.same_bytes(got, self.want)
 
     def test_builds(self):
         """The build with sanitizers makes the same plan."""

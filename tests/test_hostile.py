@@ -391,6 +391,8 @@ class Hyperparameters(Hostile):
                 ("attention.layer_norm_rms_epsilon", F32, 0.0, r"positive"),
                 ("rope.freq_base", F32, -1.0, r"-1"), ("rope.freq_base", F32, 0.0, r"positive"), ("rope.freq_base", F32, float("inf"), r"inf"),
                 ("rope.scaling.type", STRING, "yarn", r"'yarn'"),
+                ("rope.scaling.attn_factor", F32, 2.0, r"\b2\b"), ("attention.clamp_kqv", F32, 8.0, r"\b8\b"),
+                ("logit_scale", F32, 0.5, r"0\.5"), ("attention.sliding_window", U32, 512, r"\b512\b"),
                 ("context_length", U64, 2 ** 63, rf"\b{2 ** 63}\b"), ("context_length", U32, 0, r"\b0\b"),
                 ("embedding_length", U32, 0, r"\b0\b"), ("embedding_length", U32, 96, r"tensor|embd"),
                 ("embedding_length", U32, 2 ** 32 - 1, r"\b4294967295\b"),

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Magic, version, length, a dictionary padded with blanks so that the data is 64-byte aligned. */
@@ -21,8 +22,13 @@ static void write_header(FILE *f, size_t rows, size_t cols) {
 
 bool npy_open(struct npy *n, const char *path, size_t rows, size_t cols) {
     size_t bytes = strlen(path) + 32;
+    struct stat st;
     *n = (struct npy){.path = strdup(path), .temporary = malloc(bytes)};
     if (!n->path || !n->temporary) return false;
+    if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode)) {   /* a device, pipe or link must not be replaced */
+        errno = EEXIST;
+        return false;
+    }
     snprintf(n->temporary, bytes, "%s.tmp.%ld", path, (long)getpid());
     n->f = fopen(n->temporary, "wb");
     if (!n->f) return false;

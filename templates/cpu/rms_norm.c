@@ -13,7 +13,8 @@ INLINE float norm_factor(const float *x) {
             squares[i] = f32x8_fma(v, v, squares[i]);
         }
     float sum = f32x8_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-    return (float)(1.0 / __builtin_sqrt((double)sum / JT_K + (double)JT_EPS));
+    /* A sum that overflowed must not become a factor of 0: infinity times 0 is NaN, which the runtime reports. */
+    return (float)(1.0 / __builtin_sqrt((double)sum / JT_K + (double)JT_EPS) + (double)(sum * 0));
 }
 
 KERNEL {
