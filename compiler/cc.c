@@ -1,16 +1,16 @@
 /* Kernels by the system's C compiler: specialised source -> shared object without a dynamic relocation -> the
  * bytes of its one read-execute segment. What a kernel may not contain (undefined symbols, relocations, writable
- * data) is checked here, after every compilation; the cache holds only images that passed.
+ * data) is checked here, after every compilation.
  */
 #include "cc.h"
 
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,18 +18,21 @@
 #include <cpuid.h>
 #endif
 
-#include "cache.h"
-#include "progress.h"
-
 extern char **environ;
 
 /* Bumped when what is made of a compiler's output changes. */
-#define CC_IMAGE_VERSION "image-1"
+#define CC_IMAGE_VERSION "image-2"
+
+struct cc {
+    const char **command; unsigned n_command;   /* program and leading arguments */
+    const char **flags;   unsigned n_flags;
+};
 
 static const char *const common_flags[] = {
     "-std=gnu11", "-O2", "-ftree-vectorize", "-ffreestanding", "-fPIC", "-fno-stack-protector",
     "-fno-asynchronous-unwind-tables", "-fno-unwind-tables", "-ffp-contract=off", "-fno-math-errno",
-    "-fno-trapping-math", "-fno-jump-tables", "-fcf-protection=none", "-Wall", "-Werror=implicit-function-declaration",
+    "-fno-trapping-math", "-fno-jump-tables", "-fcf-protection=none", "-Wall", "-Wno-psabi",
+    "-Werror=implicit-function-declaration",
     "-nostdlib", "-shared", "-Wl,--no-undefined", "-Wl,--build-id=none", "-Wl,-z,noseparate-code",
     "-Wl,-z,norelro", "-Wl,--hash-style=sysv", "-x", "c"};
 
@@ -52,12 +55,12 @@ static const char *find_program(const char *name, struct arena *a) {
     return NULL;
 }
 
-/* Run argv with stdout and stderr into the file `out` (or discarded); exit status, or -1. */
-static int run(const char *const *argv, const char *out) {
+/* Run argv with stdout and stderr into descriptor `out`; exit status, or -1. */
+static int run(const char *const *argv, int out) {
     posix_spawn_file_actions_t fa;
     posix_spawn_file_actions_init(&fa);
     posix_spawn_file_actions_addopen(&fa, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&fa, 1, out ? out : "/dev/null", O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_adddup2(&fa, out, 1);
     posix_spawn_file_actions_adddup2(&fa, 1, 2);
     pid_t pid;
     int rc = posix_spawn(&pid, argv[0], &fa, NULL, (char *const *)(uintptr_t)argv, environ), status = -1;
@@ -68,22 +71,16 @@ static int run(const char *const *argv, const char *out) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-static char *scratch_dir(struct arena *a) {
-    const char *tmp = getenv("TMPDIR");
-    char *dir = arena_printf(a, "%s/jllmc-XXXXXX", tmp && *tmp ? tmp : "/tmp");
-    return mkdtemp(dir);
-}
-
 /* First line of what a compiler says of itself; NULL when it does not run. */
-static const char *version_line(const struct toolchain *t, const char *dir, struct arena *a) {
-    const char **argv = arena_array(a, t->n_command + 2u, sizeof *argv);
-    memcpy(argv, t->command, t->n_command * sizeof *argv);
-    argv[t->n_command] = "--version";
-    const char *out = arena_printf(a, "%s/version", dir);
-    char *text = run(argv, out) == 0 ? file_read(a, out, &(size_t){0}) : NULL;
-    unlink(out);
-    if (text) text[strcspn(text, "\n")] = 0;
-    return text;
+static const char *version_line(const struct cc *c, struct arena *a) {
+    const char **argv = arena_array(a, c->n_command + 2u, sizeof *argv);
+    memcpy(argv, c->command, c->n_command * sizeof *argv);
+    argv[c->n_command] = "--version";
+    char text[256];
+    int fd = memfd_create("version", MFD_CLOEXEC);
+    ssize_t n = fd >= 0 && run(argv, fd) == 0 ? pread(fd, text, sizeof text - 1, 0) : -1;
+    if (fd >= 0) close(fd);
+    return n > 0 ? arena_printf(a, "%.*s", (int)strcspn((text[n] = 0, text), "\n"), text) : NULL;
 }
 
 static const char *native_arch(void) {
@@ -113,21 +110,21 @@ static const char *host_triple(void) {
 #endif
 }
 
-static void set_command(struct toolchain *t, const char *program, const char *argument, struct arena *a) {
-    t->command = arena_array(a, 2, sizeof *t->command);
-    t->command[0] = program;
-    t->n_command = 1;
-    if (argument) t->command[t->n_command++] = argument;
+static void set_command(struct cc *c, const char *program, const char *argument, struct arena *a) {
+    c->command = arena_array(a, 2, sizeof *c->command);
+    c->command[0] = program;
+    c->n_command = 1;
+    if (argument) c->command[c->n_command++] = argument;
 }
 
-static bool find_compiler(struct toolchain *t, const struct spec *s, struct arena *a, struct diag *d) {
+static bool find_compiler(struct cc *c, const struct spec *s, struct arena *a, struct diag *d) {
     const char *triple = spec_get(s, "cc.triple")->string, *family = spec_get(s, "cc.family")->string;
     bool cross = triple && *triple, any = !strcmp(family, "any");
     const char *gcc = cross ? arena_printf(a, "%s-gcc", triple) : "gcc", *p;
-    if (any && !cross && (p = find_program("cc", a))) set_command(t, p, NULL, a);
-    else if ((any || !strcmp(family, "gcc")) && (p = find_program(gcc, a))) set_command(t, p, NULL, a);
+    if (any && !cross && (p = find_program("cc", a))) set_command(c, p, NULL, a);
+    else if ((any || !strcmp(family, "gcc")) && (p = find_program(gcc, a))) set_command(c, p, NULL, a);
     else if ((any || !strcmp(family, "clang")) && (p = find_program("clang", a)))
-        set_command(t, p, cross ? arena_printf(a, "--target=%s", triple) : NULL, a);
+        set_command(c, p, cross ? arena_printf(a, "--target=%s", triple) : NULL, a);
     else {
         diag_error(d, "cc-missing", NULL,
                    "no C compiler found on PATH (looked for %s%s); CPU kernels are compiled with one: install gcc or clang",
@@ -137,7 +134,7 @@ static bool find_compiler(struct toolchain *t, const struct spec *s, struct aren
     return true;
 }
 
-static bool choose_arch(struct toolchain *t, const struct spec *s, struct arena *a, struct diag *d) {
+static bool choose_arch(struct toolchain *t, struct cc *c, const struct spec *s, struct arena *a, struct diag *d) {
     const struct spec_value *arch = spec_get(s, "target.arch");
     const char *triple = spec_get(s, "cc.triple")->string;
     bool cross = triple && *triple;
@@ -152,31 +149,14 @@ static bool choose_arch(struct toolchain *t, const struct spec *s, struct arena 
         if (strcmp(arches[i].arch, t->arch)) continue;
         if (arches[i].isa != PLAN_ISA_ANY && arches[i].isa != t->isa) break;
         t->features = arches[i].features;
-        t->flags = arena_array(a, COUNT(common_flags) + 1, sizeof *t->flags);
-        memcpy(t->flags, common_flags, sizeof common_flags);
-        t->n_flags = COUNT(common_flags);
-        if (arches[i].flag) t->flags[t->n_flags++] = arches[i].flag;
+        c->flags = arena_array(a, COUNT(common_flags) + 1, sizeof *c->flags);
+        memcpy(c->flags, common_flags, sizeof common_flags);
+        c->n_flags = COUNT(common_flags);
+        if (arches[i].flag) c->flags[c->n_flags++] = arches[i].flag;
         return true;
     }
     diag_error(d, "cc-arch", place, "arch '%s' is not one that CPU kernels are made for here: portable, x86-64-v3 or native", t->arch);
     return false;
-}
-
-bool cc_find(struct toolchain *t, const struct spec *s, struct arena *a, struct diag *d) {
-    *t = (struct toolchain){0};
-    if (!choose_arch(t, s, a, d) || !find_compiler(t, s, a, d)) return false;
-    char *dir = scratch_dir(a);
-    if (!dir) {
-        diag_error(d, "cc-tmp", NULL, "cannot make a temporary folder (TMPDIR or /tmp): %s", strerror(errno));
-        return false;
-    }
-    t->version = version_line(t, dir, a);
-    rmdir(dir);
-    if (!t->version) {
-        diag_error(d, "cc-broken", NULL, "the C compiler '%s' does not run", t->command[0]);
-        return false;
-    }
-    return true;
 }
 
 /* --- the object file ------------------------------------------------------------------------------- */
@@ -189,13 +169,24 @@ static const void *elf_at(const struct elf *e, uint64_t offset, uint64_t count, 
     return e->data + offset;
 }
 
+/* GNU ld for aarch64 makes a global offset table whatever the source holds; without a relocation nobody fills it and
+ * nobody reads it. */
+static bool elf_is_got(const struct elf *e, const Elf64_Shdr *sections, const Elf64_Shdr *s) {
+    if (e->h->e_shstrndx >= e->h->e_shnum) return false;
+    const Elf64_Shdr *names = &sections[e->h->e_shstrndx];
+    const char *text = elf_at(e, names->sh_offset, names->sh_size, 1);
+    uint64_t left = text && s->sh_name < names->sh_size ? names->sh_size - s->sh_name : 0;
+    return (left >= sizeof ".got" && !memcmp(text + s->sh_name, ".got", sizeof ".got")) ||
+           (left >= sizeof ".got.plt" && !memcmp(text + s->sh_name, ".got.plt", sizeof ".got.plt"));
+}
+
 /* Why the object cannot be an image, or NULL. */
 static const char *elf_forbidden(const struct elf *e, const Elf64_Shdr *sections) {
     for (unsigned i = 0; i < e->h->e_shnum; i++) {
         const Elf64_Shdr *s = &sections[i];
         if (!(s->sh_flags & SHF_ALLOC) || !s->sh_size) continue;
         if (s->sh_type == SHT_RELA || s->sh_type == SHT_REL) return "it needs relocations when loaded";
-        if ((s->sh_flags & SHF_WRITE) && s->sh_type != SHT_DYNAMIC) return "it has writable data";
+        if ((s->sh_flags & SHF_WRITE) && s->sh_type != SHT_DYNAMIC && !elf_is_got(e, sections, s)) return "it has writable data";
         if (s->sh_flags & SHF_TLS) return "it has thread-local data";
     }
     return NULL;
@@ -245,126 +236,71 @@ static uint8_t *elf_image(const uint8_t *data, size_t bytes, const char *name, s
         if (!from) return free(image), NULL;
         memcpy(image + s->p_vaddr, from, s->p_filesz);
     }
+    /* The ELF header tells where sections stand, which depends on the name of a scratch file; nobody reads it any more. */
+    memset(image, 0, sizeof *e.h);
     *image_bytes = (size_t)end;
     return image;
 }
 
 /* --- compiling ------------------------------------------------------------------------------------- */
 
-struct batch {
-    const struct toolchain *t;
-    struct program *p;
-    struct arena *a;
-    struct diag *d;
-    const char *dir;
-    uint32_t *todo, n_todo;
-    pthread_mutex_t lock;     /* over arena, diag and progress */
-    struct progress progress;
-    bool failed;
-};
-
-static void report_failure(struct batch *b, const struct kernel *k, const char *log, const char *why) {
-    pthread_mutex_lock(&b->lock);
-    size_t bytes;
-    char *text = log ? file_read(b->a, log, &bytes) : NULL;
-    if (!b->failed) {   /* one kernel's errors say it; the others of the template repeat it */
-        diag_error(b->d, "kernel", k->template->source, "kernel %s does not compile with %s: %s", k->name, b->t->command[0],
-                   why ? why : "the compiler says:");
-        if (text && *text) diag_note(b->d, "%s", text);
-    }
-    b->failed = true;
-    pthread_mutex_unlock(&b->lock);
+static bool run_logged(const char *const *argv, const char *log) {
+    int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    bool ok = fd >= 0 && run(argv, fd) == 0;
+    if (fd >= 0) close(fd);
+    return ok;
 }
 
-/* Cached payload: the entry, then the image. */
-static void keep(struct batch *b, struct kernel *k, const uint8_t *image, size_t bytes, uint64_t entry, bool cached) {
-    pthread_mutex_lock(&b->lock);
-    k->image = (const uint8_t *)arena_copy(b->a, image, bytes);
-    k->image_bytes = bytes;
-    k->entry = entry;
-    k->cached = cached;
-    progress_step(&b->progress, "%s%s", k->name, cached ? " (cached)" : "");
-    pthread_mutex_unlock(&b->lock);
-}
-
-static void compile_one(void *user, size_t index) {
-    struct batch *b = user;
-    struct kernel *k = &b->p->kernels[b->todo[index]];
-    if (b->failed) return;
-    struct arena a = {0};
-    const char *source = arena_printf(&a, "%s/%zu.c", b->dir, index), *object = arena_printf(&a, "%s/%zu.so", b->dir, index),
-               *log = arena_printf(&a, "%s/%zu.log", b->dir, index), *why = NULL;
-    const char **argv = arena_array(&a, b->t->n_command + b->t->n_flags + 4u, sizeof *argv);
-    unsigned n = b->t->n_command;
-    memcpy(argv, b->t->command, n * sizeof *argv);
-    memcpy(argv + n, b->t->flags, b->t->n_flags * sizeof *argv);
-    n += b->t->n_flags;
+static bool compile_object(const struct cc *c, const char *source, const char *object, const char *log, struct arena *a) {
+    const char **argv = arena_array(a, c->n_command + c->n_flags + 4u, sizeof *argv);
+    unsigned n = c->n_command;
+    memcpy(argv, c->command, n * sizeof *argv);
+    memcpy(argv + n, c->flags, c->n_flags * sizeof *argv);
+    n += c->n_flags;
     argv[n++] = "-o";
     argv[n++] = object;
     argv[n++] = source;
-    size_t bytes, image_bytes;
-    uint64_t entry;
-    if (!file_write(source, k->source, strlen(k->source))) report_failure(b, k, NULL, strerror(errno));
-    else if (run(argv, log) != 0) report_failure(b, k, log, NULL);
-    else {
-        char *so = file_read(&a, object, &bytes);
-        uint8_t *image = so ? elf_image((const uint8_t *)so, bytes, k->name, &image_bytes, &entry, &why) : NULL;
-        if (!image) report_failure(b, k, NULL, why ? why : strerror(errno));
-        else {
-            struct buffer payload = {0};
-            buffer_append(&payload, &entry, sizeof entry);
-            buffer_append(&payload, image, image_bytes);
-            cache_put(k->source_hash, payload.data, payload.bytes);
-            buffer_free(&payload);
-            keep(b, k, image, image_bytes, entry, false);
-            free(image);
-        }
-    }
-    unlink(source), unlink(object), unlink(log);
-    arena_free(&a);
+    return run_logged(argv, log);
 }
 
-/* Over everything that the image depends on, each part with its length before it. */
-static struct hash128 source_hash(const struct toolchain *t, const struct kernel *k) {
+static bool cc_compile(const struct toolchain *t, const struct kernel *k, const char *dir, size_t index, struct image *out,
+                       struct image_failure *f, struct arena *a) {
+    const char *source = arena_printf(a, "%s/%zu.c", dir, index), *object = arena_printf(a, "%s/%zu.so", dir, index),
+               *log = arena_printf(a, "%s/%zu.log", dir, index);
+    size_t bytes;
+    if (!file_write(source, k->source, strlen(k->source))) f->why = strerror(errno);
+    else if (!compile_object(t->own, source, object, log, a)) {
+        char *text = file_read(a, log, &bytes);
+        f->log = text ? strdup(text) : NULL;
+    } else {
+        char *so = file_read(a, object, &bytes);
+        if (so) out->data = elf_image((const uint8_t *)so, bytes, k->name, &out->bytes, &out->facts[IMAGE_ENTRY], &f->why);
+        else f->why = strerror(errno);
+    }
+    unlink(source), unlink(object), unlink(log);
+    return out->data != NULL;
+}
+
+static struct hash128 cc_hash(const struct toolchain *t, const char *source) {
+    const struct cc *c = t->own;
     struct buffer b = {0};
-    const char *parts[] = {CC_IMAGE_VERSION, t->version, t->arch, k->source};
-    for (size_t i = 0; i < COUNT(parts); i++) buffer_printf(&b, "%zu:%s", strlen(parts[i]), parts[i]);
-    for (unsigned i = 1; i < t->n_command; i++) buffer_printf(&b, "%zu:%s", strlen(t->command[i]), t->command[i]);
-    for (unsigned i = 0; i < t->n_flags; i++) buffer_printf(&b, "%zu:%s", strlen(t->flags[i]), t->flags[i]);
+    const char *parts[] = {CC_IMAGE_VERSION, t->version, t->arch, source};
+    for (size_t i = 0; i < COUNT(parts); i++) toolchain_hash_part(&b, parts[i]);
+    for (unsigned i = 1; i < c->n_command; i++) toolchain_hash_part(&b, c->command[i]);
+    for (unsigned i = 0; i < c->n_flags; i++) toolchain_hash_part(&b, c->flags[i]);
     struct hash128 h = hash_bytes(b.data, b.bytes);
     buffer_free(&b);
     return h;
 }
 
-static void take_cached(struct batch *b) {
-    for (uint32_t i = 0; i < b->p->n_kernels; i++) {
-        struct kernel *k = &b->p->kernels[i];
-        size_t bytes;
-        uint64_t entry;
-        k->source_hash = source_hash(b->t, k);
-        const uint8_t *payload = cache_get(k->source_hash, b->a, &bytes);
-        if (payload && bytes > sizeof entry) {
-            memcpy(&entry, payload, sizeof entry);
-            keep(b, k, payload + sizeof entry, bytes - sizeof entry, entry, true);
-        } else b->todo[b->n_todo++] = i;
-    }
-}
-
-bool cc_compile_all(const struct toolchain *t, struct program *p, struct arena *a, struct diag *d) {
-    struct batch b = {.t = t, .p = p, .a = a, .d = d, .lock = PTHREAD_MUTEX_INITIALIZER};
-    b.todo = arena_array(a, p->n_kernels + 1u, sizeof *b.todo);
-    progress_begin(&b.progress, p->n_kernels);
-    take_cached(&b);
-    if (b.n_todo) {
-        char *dir = scratch_dir(a);
-        if (!dir) {
-            diag_error(d, "cc-tmp", NULL, "cannot make a temporary folder (TMPDIR or /tmp): %s", strerror(errno));
-            return false;
-        }
-        b.dir = dir;
-        base_parallel(b.n_todo, compile_one, &b);
-        rmdir(dir);
-    }
-    progress_end(&b.progress);
-    return !b.failed;
+bool cc_find(struct toolchain *t, const struct spec *s, struct arena *a, struct diag *d) {
+    struct cc *c = arena_alloc(a, sizeof *c);
+    *t = (struct toolchain){.device = PLAN_DEVICE_CPU, .code_align = PLAN_CODE_ALIGN, .n_facts = IMAGE_ENTRY + 1,
+                            .scratch = true, .own = c, .hash = cc_hash, .compile = cc_compile};
+    if (!choose_arch(t, c, s, a, d) || !find_compiler(c, s, a, d)) return false;
+    t->program = c->command[0];
+    t->target = arena_printf(a, "cpu %s", t->arch);
+    t->version = version_line(c, a);
+    if (!t->version) diag_error(d, "cc-broken", NULL, "the C compiler '%s' does not run", t->program);
+    return t->version != NULL;
 }

@@ -89,6 +89,8 @@ static void read_param(lua_State *L, struct lowering *lo, struct contract_param 
     param->doc = string_field(L, lo, table, "doc");
     lua_getfield(L, table, "default");
     param->otherwise = luaL_checkinteger(L, -1);
+    lua_getfield(L, table, "shape");
+    param->shape = lua_toboolean(L, -1);
     if (lua_getfield(L, table, "values") != LUA_TTABLE) luaL_error(L, "param '%s': no values", param->name);
     param->n_values = (unsigned)lua_rawlen(L, -1);
     param->values = arena_array(lo->a, param->n_values + 1u, sizeof *param->values);
@@ -376,9 +378,10 @@ static int api_choose(lua_State *L) {
     luaL_checktype(L, 2, LUA_TTABLE);
     unsigned n_key;
     struct key_field *key = read_key(L, lo, 2, &n_key);
-    const struct kernel *k = &lo->p->kernels[find_kernel(L, lo, t, key, n_key)];
-    lua_createtable(L, 0, (int)k->n_choices);
-    for (unsigned i = 0; i < k->n_choices; i++) set_integer(L, k->choices[i].name, (uint64_t)k->choices[i].value);
+    struct choice *choices = arena_array(lo->a, t->n_params + 1u, sizeof *choices);
+    if (!select_choose(lo->p->spec, t, key, n_key, choices, lo->a, lo->d)) luaL_error(L, "selection");
+    lua_createtable(L, 0, (int)t->n_params);
+    for (unsigned i = 0; i < t->n_params; i++) set_integer(L, choices[i].name, (uint64_t)choices[i].value);
     return 1;
 }
 
@@ -643,10 +646,13 @@ bool contract_lower(struct program *p, const struct model *m, const struct spec 
     *p = (struct program){.model = m, .spec = s, .graph = g, .n_phases = g->n_phases};
     p->phases = arena_array(a, g->n_phases, sizeof *p->phases);
     p->ctx_max = (uint32_t)(m->ctx_train && m->ctx_train < ctx ? m->ctx_train : ctx);
+    if (p->ctx_max < ctx && !strcmp(spec_get(s, "memory.ctx_max")->place.file, "--set"))
+        diag_warning(d, "context", NULL, "memory.ctx_max is %u, what the model was trained for, not %u", p->ctx_max, (unsigned)ctx);
     struct lowering lo = {.p = p, .a = a, .d = d, .kv = spec_get(s, "memory.kv")->string, .rope_piece = -1,
                           .max_tokens = largest_bucket(g)};
     p->cache_bytes = 2 * (uint64_t)m->n_layer * cache_piece_bytes(p, lo.kv);
     bool ok = contract_run(&lo);
+    if (ok) select_warn_unmatched(p, d);
     if (ok) place_pieces(p);
     return ok;
 }

@@ -10,6 +10,7 @@
  *       args = { "a", "w", "out" },     -- names, in the order in which the kernel gets them
  *       keys = { "quant", "m", "k", "n" },  -- what spec entries may match on
  *       params = { { name = "tokens", values = { 1, 2, 4 }, default = 4, doc = "tokens of a register tile" } },
+ *                                       -- shape = true: fixes the order of sums, so only `shape` entries may set it
  *   }
  *   function lower.ffn_down(op)         -- one function per op kind: embed qkv attention attn_out ffn_up ffn_down head
  *       launch("matmul", { a = op.h, w = weight(op.w.ffn_down, "rows16"), out = op.x },
@@ -26,11 +27,11 @@
  *   op.x op.q op.o op.h op.logits       -- values: { name, rows, cols, dtype, feeds }; x and logits are "f32"; the producer of
  *                                          q, o, h calls define(op.h, "a16"); feeds = quant of the matrix that reads it, if any
  *   scratch(name, dtype, rows, cols)    -- a value that lives within this op
- *   weight(w, layout)                   -- the tensor in a layout of layout.c: "plain" (fp32 vector) or "rows16"
+ *   weight(w, layout)                   -- the tensor in a layout of layout.c: "plain" (fp32 vector), "rows16" or "frag16"
  *   cache("k") cache("v")               -- this layer's cache: [ctx][n_head_kv * head_dim] of op.kv
  *   rope_table()                        -- plain fp32 [ctx][rope_dim / 2][2]: cos, sin
- *   choose(template, key)               -- { tokens = 4, ... }: the parameters that a launch with this key gets; the kernel
- *                                          is made by it, so the key must be that of a launch to follow
+ *   choose(template, key)               -- { tokens = 4, ... }: the parameters that a launch with this key gets; fields that
+ *                                          follow from them may be missing, and no spec entry may match on those
  *   ceil_div(a, b)
  *
  * Integers of a launch's key become #define JT_M 576, floats #define JT_EPS 0x1.4f8b58p-17f, strings
@@ -48,6 +49,7 @@ struct contract_param {
     const char *name, *doc;
     int64_t *values; unsigned n_values;
     int64_t otherwise;           /* the default */
+    bool shape;                  /* fixes the order of sums: set by shape entries, and by them alone */
 };
 struct contract_template {
     const char *name, *source, *reference;
@@ -133,9 +135,5 @@ const struct key_field *kernel_key(const struct kernel *k, const char *name);  /
 int64_t kernel_key_integer(const struct kernel *k, const char *name, int64_t otherwise);
 /* Index of the argument called name in the kernel's template, or -1. */
 int kernel_arg(const struct kernel *k, const char *name);
-
-/* memory.c: offsets for all values by liveness; arena_bytes and the lower bound (largest sum of live bytes). Launches that
- * may overlap (no barrier between them) count as one moment. */
-void memory_plan(struct program *p);
 
 #endif

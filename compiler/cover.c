@@ -3,7 +3,7 @@
  * Guarantees: following the table costs no more than any other choice of passes, whatever the costs are.
  * Does not know what a pass costs; that is the caller's model or measurement.
  */
-#include "reference.h"
+#include "cover.h"
 
 #include <assert.h>
 

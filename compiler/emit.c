@@ -32,12 +32,19 @@ static bool output_failed(struct diag *d, const char *path, const char *what) {
     return false;
 }
 
+/* Where a link points is what is written; a device, pipe or folder must not be replaced by a file of its name. */
 bool output_open(struct output *o, const char *path, struct arena *a, struct diag *d) {
     struct stat st;
     *o = (struct output){.fd = -1, .path = path};
-    if (!stat(path, &st) && S_ISDIR(st.st_mode)) {
-        errno = EISDIR;
-        return output_failed(d, path, "write");
+    if (!lstat(path, &st)) {
+        char *target = realpath(path, NULL);
+        if (!target || stat(target, &st) || !S_ISREG(st.st_mode)) {
+            diag_error(d, "output", path, "this is not a regular file, and a plan does not replace what is there");
+            free(target);
+            return false;
+        }
+        o->path = path = arena_copy(a, target, strlen(target));
+        free(target);
     }
     /* Without a name a killed compile leaves nothing; where the file system has no such files, a temporary name. */
     o->fd = open(directory_of(path, a), O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
@@ -162,6 +169,7 @@ static bool write_piece(struct weights_writer *w, const struct piece *p, struct 
             b.out[i] = w->buffers[i];
         }
         base_parallel((size_t)b.n, pack_one, &b);
+        if (base_interrupted) return diag_error(w->d, "interrupted", NULL, "interrupted; nothing was written"), false;
         for (unsigned i = 0; i < b.n; i++) {
             XXH3_128bits_update(&state, b.out[i], (size_t)b.bytes[i]);
             if (!write_at(w->o, b.out[i], (size_t)b.bytes[i], offset, w->d)) return false;
@@ -244,12 +252,12 @@ static uint64_t phase_sum(const struct program *p, const struct program_phase *p
 static void add_info(struct tail *t, const struct emit_input *in, struct arena *a) {
     const struct program *p = in->program;
     const struct model *m = p->model;
-    const struct toolchain *cc = in->toolchain;
+    const struct toolchain *tc = in->toolchain;
     char hex[33];
     hash_hex(p->spec->hash, hex);
     const char *slash = strrchr(m->gguf->path, '/');
     struct plan_info info = {
-        .device = PLAN_DEVICE_CPU, .isa = cc->isa, .features = cc->features,
+        .device = tc->device, .isa = tc->isa, .features = tc->features, .sm_arch = tc->sm_arch, .driver_min = tc->driver_min,
         .n_vocab = m->n_vocab, .n_layer = m->n_layer, .n_embd = m->n_embd, .ctx_max = p->ctx_max,
         .ctx_train = m->ctx_train, .arena_bytes = p->arena_bytes, .cache_bytes = p->cache_bytes,
         .logits_offset = p->logits_offset, .hidden_offset = p->hidden_offset,
@@ -257,8 +265,8 @@ static void add_info(struct tail *t, const struct emit_input *in, struct arena *
         .macs_per_token = phase_sum(p, find_phase(p, PLAN_PHASE_PREFILL), true) / 2,
         .model_name = string_add(t, m->name), .arch_name = string_add(t, m->arch->name),
         .file_name = string_add(t, slash ? slash + 1 : m->gguf->path), .spec_name = string_add(t, in->spec_name),
-        .spec_hash = string_add(t, hex), .target_name = string_add(t, arena_printf(a, "cpu %s", cc->arch)),
-        .compiler_name = string_add(t, cc->version), .quant_name = string_add(t, quant_summary(p, a)),
+        .spec_hash = string_add(t, hex), .target_name = string_add(t, tc->target),
+        .compiler_name = string_add(t, tc->version), .quant_name = string_add(t, quant_summary(p, a)),
     };
     for (unsigned i = 0; i < p->n_phases; i++)
         if (p->phases[i].n_tokens > info.n_tokens_max) info.n_tokens_max = p->phases[i].n_tokens;
@@ -273,12 +281,12 @@ static const char *kernel_detail(const struct kernel *k, struct arena *a) {
     return text;
 }
 
-static void add_kernels(struct tail *t, const struct program *p, struct arena *a) {
+static void add_kernels(struct tail *t, const struct program *p, uint32_t code_align, struct arena *a) {
     struct buffer *code = &t->section[PLAN_CODE];
     t->stride[PLAN_CODE] = 1;
     for (unsigned i = 0; i < p->n_kernels; i++) {
         const struct kernel *k = &p->kernels[i];
-        buffer_align(code, PLAN_CODE_ALIGN);
+        buffer_align(code, code_align);
         struct plan_kernel out = {.name = string_add(t, k->name), .detail = string_add(t, kernel_detail(k, a)),
                                   .code_offset = code->bytes, .code_bytes = k->image_bytes, .entry = k->entry,
                                   .registers = k->registers, .spill_bytes = k->spill_bytes, .shared_bytes = k->shared_bytes};
@@ -302,9 +310,8 @@ static void add_launches(struct tail *t, const struct program *p) {
         const struct launch *l = &p->launches[i];
         struct plan_launch out = {.kernel = l->kernel, .first_arg = n_args, .n_args = l->n_args,
                                   .flags = l->barrier ? PLAN_LAUNCH_BARRIER : 0, .items = l->items, .chunk = l->chunk,
-                                  
-                                  .grid_y = l->grid_y, .grid_z = l->grid_z, .shared_bytes = l->shared_bytes, .op = op_string[l->op->kind], .layer = l->op->layer,
-                                  .bytes = l->bytes, .flops = l->flops};
+                                  .grid_y = l->grid_y, .grid_z = l->grid_z, .shared_bytes = l->shared_bytes,
+                                  .op = op_string[l->op->kind], .layer = l->op->layer, .bytes = l->bytes, .flops = l->flops};
         ADD(t, PLAN_LAUNCHES, out);
         n_args += l->n_args;
         for (unsigned j = 0; j < l->n_args; j++) {
@@ -335,19 +342,21 @@ static void add_pieces(struct tail *t, const struct program *p, const struct pla
     }
 }
 
-void emit_memory(const struct program *p, struct memory_row rows[MEMORY_ROWS]) {
+unsigned emit_memory(const struct program *p, struct memory_row rows[MEMORY_ROWS]) {
     uint64_t code = 0;
     for (unsigned i = 0; i < p->n_kernels; i++) code += u64_round_up(p->kernels[i].image_bytes, PLAN_CODE_ALIGN);
     rows[0] = (struct memory_row){"weights", weights_bytes(p)};
     rows[1] = (struct memory_row){"cache", p->cache_bytes};
     rows[2] = (struct memory_row){"activations", p->arena_bytes};
     rows[3] = (struct memory_row){"code", code};
+    if (strcmp(spec_get(p->spec, "target.device")->string, "cuda")) return 4;   /* a CPU's reserve is the system's to keep */
+    rows[4] = (struct memory_row){"reserve", (uint64_t)spec_get(p->spec, "memory.reserve_mib")->integer << 20};
+    return 5;
 }
 
 static void add_memory(struct tail *t, const struct program *p) {
     struct memory_row rows[MEMORY_ROWS];
-    emit_memory(p, rows);
-    for (unsigned i = 0; i < MEMORY_ROWS; i++) {
+    for (unsigned i = 0, n = emit_memory(p, rows); i < n; i++) {
         struct plan_memory out = {.name = string_add(t, rows[i].name), .bytes = rows[i].bytes};
         ADD(t, PLAN_MEMORY, out);
     }
@@ -422,7 +431,7 @@ bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result
     struct tail t = {0};
     struct buffer tail = {0};
     add_info(&t, in, a);
-    add_kernels(&t, p, a);
+    add_kernels(&t, p, in->toolchain->code_align, a);
     add_launches(&t, p);
     add_phases(&t, in);
     add_pieces(&t, p, hashes);
@@ -435,7 +444,12 @@ bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result
     r->tail_bytes = tail.bytes;
     r->plan_bytes = PLAN_HEADER_BYTES + r->weights_bytes + tail.bytes;
     bool ok = write_at(o, tail.data, tail.bytes, PLAN_HEADER_BYTES + r->weights_bytes, d) &&
-              write_header(o, in, r->weights_bytes, &tail, d) && output_publish(o, a, d);
+              write_header(o, in, r->weights_bytes, &tail, d);
+    if (ok && !file_map_unchanged(&p->model->gguf->map, p->model->gguf->path)) {
+        diag_error(d, "model-changed", p->model->gguf->path, "the file changed while it was compiled; compile it again");
+        ok = false;
+    }
+    ok = ok && output_publish(o, a, d);
     for (unsigned i = 0; i < PLAN_SECTION_KINDS; i++) buffer_free(&t.section[i]);
     buffer_free(&tail);
     return ok;
@@ -446,7 +460,10 @@ bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result
 static void print_launch(const struct program *p, const struct launch *l, unsigned index, FILE *out) {
     static const char *const spaces[] = {"", "arena", "cache", "weights", "step"};
     const struct kernel *k = &p->kernels[l->kernel];
-    fprintf(out, "  %5u %c %s items=%u chunk=%u bytes=%" PRIu64, index, l->barrier ? '|' : ' ', k->name, l->items, l->chunk, l->bytes);
+    fprintf(out, "  %5u %c %s items=%u chunk=%u", index, l->barrier ? '|' : ' ', k->name, l->items, l->chunk);
+    if (l->grid_y != 1 || l->grid_z != 1) fprintf(out, " grid_y=%u grid_z=%u", l->grid_y, l->grid_z);
+    if (l->shared_bytes) fprintf(out, " shared=%u", l->shared_bytes);
+    fprintf(out, " bytes=%" PRIu64, l->bytes);
     for (unsigned j = 0; j < l->n_args; j++) {
         struct plan_arg arg = lower_arg(p, &l->args[j]);
         fprintf(out, " %s=", k->template->args[j]);
@@ -459,7 +476,7 @@ static void print_launch(const struct program *p, const struct launch *l, unsign
 void emit_print(const struct emit_input *in, FILE *out) {
     static const char *const kinds[] = {"", "prefill", "head", "decode"};
     const struct program *p = in->program;
-    fprintf(out, "plan %s: %u layers, context %u, target cpu %s\n", p->model->name, p->model->n_layer, p->ctx_max, in->toolchain->arch);
+    fprintf(out, "plan %s: %u layers, context %u, target %s\n", p->model->name, p->model->n_layer, p->ctx_max, in->toolchain->target);
     fprintf(out, "arena %" PRIu64 ", cache %" PRIu64 ", logits at 0x%" PRIx64 ", hidden at 0x%" PRIx64 "\n", p->arena_bytes,
             p->cache_bytes, p->logits_offset, p->hidden_offset);
     for (unsigned i = 0; i < p->n_kernels; i++)

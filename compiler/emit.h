@@ -4,8 +4,8 @@
 #ifndef EMIT_H
 #define EMIT_H
 
-#include "cc.h"
 #include "reference.h"
+#include "toolchain.h"
 
 /* An output that has no name yet. Opened before the work starts, so that a folder that cannot be written shows at once. */
 struct output { int fd; const char *path; char *temporary; };
@@ -26,10 +26,11 @@ struct emit_result { uint64_t plan_bytes, weights_bytes, tail_bytes; };
 /* False: a diagnostic says why and no file appears. */
 bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result *result, struct arena *a, struct diag *d);
 
-/* Rows of the memory table, in plan_memory order: weights, cache, activations, code and tables. */
+/* Rows of the memory table, in plan_memory order: weights, cache, activations, code; on cuda also what the spec leaves to
+ * the driver and to the rest of the machine. How many. */
 struct memory_row { const char *name; uint64_t bytes; };
-enum { MEMORY_ROWS = 4 };
-void emit_memory(const struct program *p, struct memory_row rows[MEMORY_ROWS]);
+enum { MEMORY_ROWS = 5 };
+unsigned emit_memory(const struct program *p, struct memory_row rows[MEMORY_ROWS]);
 /* The plan as text: phases, launches, arguments, pieces, tests. */
 void emit_print(const struct emit_input *in, FILE *out);
 

@@ -1,5 +1,5 @@
-/* Packing of GGUF tensors into the layouts that templates/cpu/rows16.h reads. Every type keeps its bytes: a
- * layout moves bits, it never rounds one.
+/* Packing of GGUF tensors into the layouts of weights: the table of them, and those that templates/cpu/rows16.h
+ * reads ("frag16" is in layout_cuda.c). Every type keeps its bytes: these move bits, they never round one.
  *
  * "plain": an fp32 vector or table, row after row; F32 and F16 only.
  *
@@ -139,45 +139,69 @@ static enum quant quant_index(const struct quant_format *q) {
     return (enum quant)(q - quant_formats);
 }
 
-static bool is_plain(const char *layout) { return strcmp(layout, "plain") == 0; }
-
-bool layout_bytes(const char *layout, const struct quant_format *q, uint64_t rows, uint64_t cols, uint64_t *bytes) {
-    enum quant index = quant_index(q);
+static bool rows16_bytes(const struct quant_format *q, uint64_t rows, uint64_t cols, uint64_t *bytes) {
     uint64_t n;
-    if (is_plain(layout))
-        return (index == QUANT_F32 || index == QUANT_F16) && u64_mul(rows, cols, &n) && u64_mul(n, 4, bytes);
-    if (strcmp(layout, "rows16") != 0 || cols % 32 || cols % q->block_elems || rows > UINT64_MAX - TILE_ROWS) return false;
+    if (cols % 32 || cols % q->block_elems || rows > UINT64_MAX - TILE_ROWS) return false;
     return u64_mul(u64_round_up(rows, TILE_ROWS), cols / q->block_elems, &n) && u64_mul(n, q->block_bytes, bytes);
 }
 
-uint64_t layout_tile_rows(const char *layout) { return is_plain(layout) ? 1 : TILE_ROWS; }
+static void rows16_pack(const struct quant_format *q, const uint8_t *data, uint64_t cols, uint64_t first, uint64_t last,
+                        uint8_t *out) {
+    uint64_t blocks = cols / q->block_elems, row_bytes = blocks * q->block_bytes;
+    memset(out, 0, u64_round_up(last - first, TILE_ROWS) * row_bytes);
+    for (uint64_t row = first; row < last; row++) {
+        const uint8_t *in = data + row * row_bytes;
+        uint8_t *to = out + (row - first) / TILE_ROWS * TILE_ROWS * row_bytes;
+        for (uint64_t b = 0; b < blocks; b++, in += q->block_bytes, to += TILE_ROWS * q->block_bytes)
+            packers[quant_index(q)](in, (unsigned)(row % TILE_ROWS), to);
+    }
+}
 
-static void plain_pack(enum quant index, const uint8_t *in, uint64_t n, uint8_t *out) {
-    if (index == QUANT_F32) {
-        memcpy(out, in, n * 4);
+static bool plain_bytes(const struct quant_format *q, uint64_t rows, uint64_t cols, uint64_t *bytes) {
+    enum quant index = quant_index(q);
+    uint64_t n;
+    return (index == QUANT_F32 || index == QUANT_F16) && u64_mul(rows, cols, &n) && u64_mul(n, 4, bytes);
+}
+
+static void plain_pack(const struct quant_format *q, const uint8_t *data, uint64_t cols, uint64_t first, uint64_t last,
+                       uint8_t *out) {
+    const uint8_t *in = data + first * cols * q->block_bytes;
+    if (quant_index(q) == QUANT_F32) {
+        memcpy(out, in, (last - first) * cols * 4);
         return;
     }
-    for (uint64_t i = 0; i < n; i++) {
+    for (uint64_t i = 0; i < (last - first) * cols; i++) {
         float x = (float)quant_half((uint16_t)(in[2 * i] | in[2 * i + 1] << 8));
         memcpy(out + 4 * i, &x, 4);
     }
 }
 
+static const struct layout layout_plain = { "plain", 1, plain_bytes, plain_pack },
+                           layout_rows16 = { "rows16", TILE_ROWS, rows16_bytes, rows16_pack };
+
+static const struct layout *layout_find(const char *name) {
+    const struct layout *all[] = { &layout_plain, &layout_rows16, &layout_frag16 };
+    for (size_t i = 0; i < COUNT(all); i++)
+        if (strcmp(all[i]->name, name) == 0) return all[i];
+    return NULL;
+}
+
+bool layout_bytes(const char *layout, const struct quant_format *q, uint64_t rows, uint64_t cols, uint64_t *bytes) {
+    const struct layout *l = layout_find(layout);
+    return l && l->bytes(q, rows, cols, bytes);
+}
+
+uint64_t layout_tile_rows(const char *layout) {
+    const struct layout *l = layout_find(layout);
+    assert(l);
+    return l->tile_rows;
+}
+
 void layout_pack(const char *layout, const struct quant_format *q, const uint8_t *tensor_data, uint64_t rows, uint64_t cols,
                  uint64_t first, uint64_t last, uint8_t *out) {
-    enum quant index = quant_index(q);
-    uint64_t blocks = cols / q->block_elems, row_bytes = blocks * q->block_bytes, tile = layout_tile_rows(layout);
-    assert(cols % q->block_elems == 0 && first <= last && last <= rows);
-    assert(first % tile == 0 && (last % tile == 0 || last == rows));
-    if (is_plain(layout)) {
-        plain_pack(index, tensor_data + first * row_bytes, (last - first) * cols, out);
-        return;
-    }
-    memset(out, 0, u64_round_up(last - first, tile) * row_bytes);
-    for (uint64_t row = first; row < last; row++) {
-        const uint8_t *in = tensor_data + row * row_bytes;
-        uint8_t *to = out + (row - first) / tile * tile * row_bytes;
-        for (uint64_t b = 0; b < blocks; b++, in += q->block_bytes, to += TILE_ROWS * q->block_bytes)
-            packers[index](in, (unsigned)(row % tile), to);
-    }
+    const struct layout *l = layout_find(layout);
+    assert(l && cols % q->block_elems == 0 && first <= last && last <= rows);
+    assert(first % l->tile_rows == 0 && (last % l->tile_rows == 0 || last == rows));
+    (void)rows;
+    l->pack(q, tensor_data, cols, first, last, out);
 }

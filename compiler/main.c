@@ -1,7 +1,8 @@
-/* jllmc: sub-commands. compile() reads as the list of passes. */
+/* jllmc: sub-commands. compile_model() reads as the list of passes. */
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -10,7 +11,11 @@
 #include "cc.h"
 #include "chat.h"
 #include "cost.h"
+#include "cover.h"
 #include "emit.h"
+#include "inspect.h"
+#include "memory.h"
+#include "nvrtc.h"
 #include "progress.h"
 #include "tokenizer.h"
 
@@ -18,22 +23,26 @@ enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_ENVIRONMENT = 3, SETS_MAX = 64 }
 
 static const char usage[] =
     "usage: jllmc compile MODEL.gguf [--spec NAME|FILE] [-o PLAN] [--set KEY=VALUE]... [--pre NAME]\n"
-    "                     [--emit graph|select|memory|source|plan-text] [-t THREADS] [-q]\n"
+    "                     [--nvrtc PATH] [--emit graph|select|memory|source|resources|plan-text]\n"
+    "                     [-t THREADS] [-q]\n"
+    "       jllmc inspect PLAN [-o md|json]\n"
     "       jllmc spec dump|check NAME|FILE [--set KEY=VALUE]...\n"
     "       jllmc --version | --help\n"
     "\n"
     "compile  make a plan from a model; --spec cpu (this machine) is the default, -o plan.bin too.\n"
     "         --emit prints what a pass made and writes no plan. --pre names the pre-tokenizer of a\n"
-    "         file that does not (smollm, gpt-2, llama-bpe, qwen2).\n"
+    "         file that does not (smollm, gpt-2, llama-bpe, qwen2). --nvrtc names the NVRTC that compiles\n"
+    "         CUDA kernels: a library, its folder, or an unzipped wheel of NVIDIA's ($JLLM_NVRTC too).\n"
+    "inspect  what a plan holds: facts, memory, kernels and their resources, weights. md is the default.\n"
     "spec     dump prints the merged spec and where each value came from; check only checks it.\n"
     "\n"
     "Results go to stdout, everything else to stderr. Exit 0 ok, 1 bad input, 2 usage, 3 environment.\n";
 
-enum stage { STAGE_PLAN, STAGE_GRAPH, STAGE_SELECT, STAGE_MEMORY, STAGE_SOURCE, STAGE_TEXT };
-static const char *const stage_names[] = {"", "graph", "select", "memory", "source", "plan-text"};
+enum stage { STAGE_PLAN, STAGE_GRAPH, STAGE_SELECT, STAGE_MEMORY, STAGE_SOURCE, STAGE_RESOURCES, STAGE_TEXT };
+static const char *const stage_names[] = {"", "graph", "select", "memory", "source", "resources", "plan-text"};
 
 struct options {
-    const char *model, *spec, *out, *pre;
+    const char *model, *spec, *out, *pre, *nvrtc;
     const char *sets[SETS_MAX];
     unsigned n_sets;
     enum stage stage;
@@ -64,17 +73,17 @@ static void print_selection(const struct program *p) {
 
 static void print_memory(const struct program *p) {
     struct memory_row rows[MEMORY_ROWS];
+    unsigned n_rows = emit_memory(p, rows);
     uint64_t total = 0;
     for (unsigned i = 0; i < p->n_values; i++) {
         const struct value *v = &p->values[i];
         printf("phase %2u  %-10s %8" PRIu64 " bytes at 0x%-8" PRIx64 " live %u..%u%s\n", v->phase, v->name, v->bytes, v->offset,
                v->first, v->last, v->pinned ? " pinned" : "");
     }
-    emit_memory(p, rows);
     printf("arena_bytes %" PRIu64 "\nlower_bound_bytes %" PRIu64 "\nratio %.4f\n", p->arena_bytes, p->arena_floor_bytes,
            (double)p->arena_bytes / (double)p->arena_floor_bytes);
     printf("context %u\n", p->ctx_max);
-    for (unsigned i = 0; i < MEMORY_ROWS; i++) {
+    for (unsigned i = 0; i < n_rows; i++) {
         if (!rows[i].bytes) continue;   /* code: not compiled at this stage */
         printf("%-12s %10.1f MiB\n", rows[i].name, (double)rows[i].bytes / (1 << 20));
         total += rows[i].bytes;
@@ -84,6 +93,21 @@ static void print_memory(const struct program *p) {
 
 static void print_sources(const struct program *p) {
     for (unsigned i = 0; i < p->n_kernels; i++) printf("/* ==== %s ==== */\n%s\n", p->kernels[i].name, p->kernels[i].source);
+}
+
+/* spill_bytes: local memory of a thread; static and dynamic: shared memory of a block. Zeros on a CPU, where none of
+ * them exists. */
+static void print_resources(const struct program *p, const struct toolchain *t, struct arena *a) {
+    uint32_t *dynamic = arena_array(a, p->n_kernels + 1u, sizeof *dynamic);
+    for (unsigned i = 0; i < p->n_launches; i++)
+        if (p->launches[i].shared_bytes > dynamic[p->launches[i].kernel])
+            dynamic[p->launches[i].kernel] = p->launches[i].shared_bytes;
+    printf("%s, %s\n", t->target, t->version);
+    puts("registers spill_bytes  static dynamic    code  kernel");
+    for (unsigned i = 0; i < p->n_kernels; i++) {
+        const struct kernel *k = &p->kernels[i];
+        printf("%9u %11u %7u %7u %7zu  %s\n", k->registers, k->spill_bytes, k->shared_bytes, dynamic[i], k->image_bytes, k->name);
+    }
 }
 
 /* --- compile --------------------------------------------------------------------------------------- */
@@ -127,6 +151,17 @@ struct job {
     struct buffer tokenizer, chat;
 };
 
+/* "orin_nano" of "specs/orin_nano.lua": a plan's bytes do not tell from which folder. */
+static const char *spec_stem(const char *path, struct arena *a) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *dot = strrchr(name, '.');
+    return arena_printf(a, "%.*s", (int)(dot && !strcmp(dot, ".lua") ? (size_t)(dot - name) : strlen(name)), name);
+}
+
+static bool find_toolchain(struct toolchain *t, const struct job *j) {
+    if (strcmp(spec_get(&j->spec, "target.device")->string, "cuda")) return cc_find(t, &j->spec, j->a, j->d);
+    return nvrtc_find(t, &j->spec, j->o->nvrtc, j->a, j->d);
+}
+
 static int compile_model(struct job *j, double start) {
     const struct options *o = j->o;
     struct arena *a = j->a;
@@ -134,7 +169,7 @@ static int compile_model(struct job *j, double start) {
     struct model m;
     struct graph graph;
     struct program p;
-    struct toolchain cc;
+    struct toolchain toolchain;
     struct selftest selftest = {0};
     struct emit_result result;
 
@@ -148,14 +183,21 @@ static int compile_model(struct job *j, double start) {
     if (o->stage == STAGE_SOURCE) return print_sources(&p), 0;
     memory_plan(&p);
     if (o->stage == STAGE_MEMORY) return print_memory(&p), 0;
+    if (!memory_check(&p, d)) return EXIT_BAD_INPUT;
     uint64_t *token_ns = arena_array(a, p.n_phases, sizeof *token_ns);
     cost_phases(&p, token_ns);
     const uint16_t *cover = build_cover(&p, token_ns, a);
-    if (!cc_find(&cc, &j->spec, a, d) || !cc_compile_all(&cc, &p, a, d)) return EXIT_ENVIRONMENT;
-    struct emit_input in = {&p, &cc, &selftest, cover, &j->tokenizer, &j->chat,
-                            hash_bytes(j->gguf.map.data, j->gguf.map.bytes), o->spec};
+    if (!find_toolchain(&toolchain, j) || !toolchain_compile(&toolchain, &p, a, d)) return EXIT_ENVIRONMENT;
+    if (o->stage == STAGE_RESOURCES) return print_resources(&p, &toolchain, a), 0;
+    struct emit_input in = {&p, &toolchain, &selftest, cover, &j->tokenizer, &j->chat,
+                            hash_bytes(j->gguf.map.data, j->gguf.map.bytes), spec_stem(o->spec, a)};
     if (o->stage == STAGE_TEXT) return emit_print(&in, stdout), 0;
     selftest_build(&selftest, &p, a);
+    for (unsigned i = 0; i < selftest.model.n_values; i++)
+        if (!isfinite(selftest.logits[i].logit)) {
+            diag_error(d, "not-finite", o->model, "the model's logits are not finite: its weights hold infinities or NaN, or are far too large");
+            return EXIT_BAD_INPUT;
+        }
     if (!emit_plan(&j->out, &in, &result, a, d)) return EXIT_ENVIRONMENT;
     print_summary(&p, o, &result, base_seconds() - start);
     return 0;
@@ -174,8 +216,9 @@ static int compile(const struct options *o) {
     struct diag d = {.out = stderr};
     struct job j = {.o = o, .a = &a, .d = &d, .out = {.fd = -1}};
     int rc = EXIT_BAD_INPUT;
-    if (same_file(o->model, o->out))
-        diag_error(&d, "output", o->out, "this is the model itself: name another output with -o");
+    if (same_file(o->model, o->out) || same_file(o->spec, o->out))
+        diag_error(&d, "output", o->out, "this is the %s itself: name another output with -o",
+                   same_file(o->model, o->out) ? "model" : "spec");
     else if (spec_load(&j.spec, o->spec, o->sets, o->n_sets, &a, &d) && gguf_open(&j.gguf, o->model, &a, &d)) {
         if (o->stage == STAGE_PLAN && !output_open(&j.out, o->out, &a, &d)) rc = EXIT_ENVIRONMENT;
         else rc = compile_model(&j, start);
@@ -185,8 +228,9 @@ static int compile(const struct options *o) {
     buffer_free(&j.tokenizer), buffer_free(&j.chat);
     diag_finish(&d);
     arena_free(&a);
-    return finish_stdout(rc);
+    return base_interrupted ? 128 + base_interrupted : finish_stdout(rc);
 }
+
 /* --- the command line ------------------------------------------------------------------------------ */
 
 static bool parse_stage(const char *name, enum stage *stage) {
@@ -199,25 +243,31 @@ static int parse_options(struct options *o, int argc, char **argv, const char **
     static const struct option longs[] = {
         {"spec", required_argument, NULL, 's'}, {"set", required_argument, NULL, 'S'}, {"emit", required_argument, NULL, 'e'},
         {"pre", required_argument, NULL, 'p'}, {"threads", required_argument, NULL, 't'}, {"output", required_argument, NULL, 'o'},
-        {"quiet", no_argument, NULL, 'q'}, {NULL, 0, NULL, 0}};
+        {"quiet", no_argument, NULL, 'q'}, {"nvrtc", required_argument, NULL, 'n'}, {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0}};
     int c;
     char *end;
     opterr = 0;
-    while ((c = getopt_long(argc, argv, "o:t:q", longs, NULL)) != -1) switch (c) {
+    while ((c = getopt_long(argc, argv, "o:t:qh", longs, NULL)) != -1) switch (c) {
         case 's': o->spec = optarg; break;
-        case 'o': o->out = optarg; break;
+        case 'h': fputs(usage, stdout); exit(finish_stdout(0));
+        case 'o':
+            if (!*optarg) return usage_error("-o takes a name, not '%s'", optarg);
+            o->out = optarg;
+            break;
         case 'p': o->pre = optarg; break;
+        case 'n': o->nvrtc = optarg; break;
         case 'q': progress_quiet = true; break;
         case 'S':
             if (o->n_sets == SETS_MAX) return usage_error("too many --set: %s", optarg);
             o->sets[o->n_sets++] = optarg;
             break;
         case 'e':
-            if (!parse_stage(optarg, &o->stage)) return usage_error("--emit takes graph, select, memory, source or plan-text, not '%s'", optarg);
+            if (!parse_stage(optarg, &o->stage)) return usage_error("--emit takes graph, select, memory, source, resources or plan-text, not '%s'", optarg);
             break;
         case 't': {
             long n = strtol(optarg, &end, 10);
-            if (*end || end == optarg || n < 1 || n > 1024) return usage_error("-t takes a number of threads, not '%s'", optarg);
+            if (*end || end == optarg || n < 1 || n > 1024) return usage_error("-t takes a number of threads from 1 to 1024, not '%s'", optarg);
             base_set_cores((int)n);
             break;
         }
@@ -259,13 +309,32 @@ static int command_spec(int argc, char **argv) {
     return finish_stdout(ok ? 0 : EXIT_BAD_INPUT);
 }
 
+static int command_inspect(int argc, char **argv) {
+    static const char *const formats[] = {[INSPECT_MARKDOWN] = "md", [INSPECT_JSON] = "json"};
+    struct options o = {.out = "md"};
+    const char *positional[2];
+    unsigned n, format = 0;
+    int rc = parse_options(&o, argc, argv, positional, &n);
+    if (rc) return rc;
+    if (n != 1) return usage_error("inspect takes one plan%s", n ? ", not two" : "");
+    while (format < COUNT(formats) && strcmp(formats[format], o.out)) format++;
+    if (format == COUNT(formats)) return usage_error("-o of inspect takes md or json, not '%s'", o.out);
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    rc = inspect_plan(positional[0], (enum inspect_format)format, stdout, &a, &d);
+    diag_finish(&d);
+    arena_free(&a);
+    return finish_stdout(rc);
+}
+
 int main(int argc, char **argv) {
     static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
-        {"compile", command_compile}, {"spec", command_spec}};
-    static const char *const names[] = {"compile", "spec"};
+        {"compile", command_compile}, {"inspect", command_inspect}, {"spec", command_spec}};
+    static const char *const names[] = {"compile", "inspect", "spec"};
+    base_start();
     if (argc < 2) return usage_error("%s", "no command");
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return fputs(usage, stdout), 0;
-    if (!strcmp(argv[1], "--version")) return puts("jllmc 0.1.0 (plan version 1)"), 0;
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return fputs(usage, stdout), finish_stdout(0);
+    if (!strcmp(argv[1], "--version")) return puts("jllmc 0.1.0 (plan version 1)"), finish_stdout(0);
     for (size_t i = 0; i < COUNT(commands); i++)
         if (!strcmp(argv[1], commands[i].name)) return commands[i].run(argc - 1, argv + 1);
     const char *near = diag_suggest(argv[1], names, COUNT(names));

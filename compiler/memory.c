@@ -5,7 +5,7 @@
  * depends on nothing but the program. It is not the optimum (that is bin packing): the best of a few greedy
  * orders is kept, and arena_floor_bytes says how far from a bound it can be.
  */
-#include "contract.h"
+#include "memory.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -315,4 +315,17 @@ void memory_plan(struct program *p) {
             p->logits_offset = v->offset;
     }
     arena_free(&pl.arena);
+}
+
+bool memory_check(const struct program *p, struct diag *d) {
+    const struct spec_value *gib = spec_get(p->spec, "target.memory_gib"), *reserve = spec_get(p->spec, "memory.reserve_mib");
+    double mib = 1 << 20, weights = 0, cache = (double)p->cache_bytes / mib, activations = (double)p->arena_bytes / mib;
+    for (unsigned i = 0; i < p->n_pieces; i++) weights += (double)u64_round_up(p->pieces[i].bytes, PLAN_WEIGHT_ALIGN) / mib;
+    double need = weights + cache + activations, room = gib->number * 1024 - (double)reserve->integer;
+    if (!(gib->number > 0) || need <= room) return true;
+    spec_error(p->spec, d, gib->place, "memory",
+               "the plan needs %.1f MiB (weights %.1f, cache %.1f of %u tokens, activations %.1f) and has %.1f: "
+               "memory_gib = %g without reserve_mib = %lld; a smaller memory.ctx_max makes the cache smaller",
+               need, weights, cache, p->ctx_max, activations, room > 0 ? room : 0.0, gib->number, (long long)reserve->integer);
+    return false;
 }

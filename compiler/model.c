@@ -88,6 +88,14 @@ static const struct gguf_kv *find_per_layer(struct loader *l, const char *short_
     return NULL;
 }
 
+/* Item i as it stands in the file, with its sign. */
+static const char *item_text(const struct loader *l, const struct gguf_kv *kv, uint64_t i) {
+    bool negative = kv->item_type == GGUF_I8 || kv->item_type == GGUF_I16 || kv->item_type == GGUF_I32 ||
+                    kv->item_type == GGUF_I64;
+    uint64_t v = gguf_item_u64(kv, i);
+    return negative ? arena_printf(l->a, "%" PRId64, (int64_t)v) : arena_printf(l->a, "%" PRIu64, v);
+}
+
 /* Like read_dim, for keys that may be given per layer but must then say the same for each. */
 static uint32_t read_uniform(struct loader *l, const char *short_key, uint64_t otherwise,
                              uint64_t most) {
@@ -99,13 +107,13 @@ static uint32_t read_uniform(struct loader *l, const char *short_key, uint64_t o
     for (uint64_t i = 1; i < kv->count; i++)
         if (gguf_item_u64(kv, i) != first) {
             fail_key(l, key,
-                     "is %" PRIu64 " in layer 0 and %" PRIu64 " in layer %" PRIu64
+                     "is %s in layer 0 and %s in layer %" PRIu64
                      "; layers that differ in it are not supported",
-                     first, gguf_item_u64(kv, i), i);
+                     item_text(l, kv, 0), item_text(l, kv, i), i);
             return 1;
         }
     if (first >= 1 && first <= most) return (uint32_t)first;
-    fail_key(l, key, "is %" PRIu64 "; 1 to %" PRIu64 " are possible", first, most);
+    fail_key(l, key, "is %s; 1 to %" PRIu64 " are possible", item_text(l, kv, 0), most);
     return 1;
 }
 
@@ -327,8 +335,8 @@ static void read_ff(struct loader *l) {
     for (uint32_t i = 0; i < l->m->n_layer; i++) {
         uint64_t n = kv ? gguf_item_u64(kv, i) : same;
         if (kv && (n < COLS_MULTIPLE || n > FF_MAX))
-            fail_key(l, arch_key(l, short_key), "is %" PRIu64 " in layer %u; %d to %d are possible",
-                     n, (unsigned)i, COLS_MULTIPLE, FF_MAX);
+            fail_key(l, arch_key(l, short_key), "is %s in layer %u; %d to %d are possible",
+                     item_text(l, kv, i), (unsigned)i, COLS_MULTIPLE, FF_MAX);
         else l->m->layers[i].n_ff = (uint32_t)n;
     }
 }

@@ -38,10 +38,4 @@ struct selftest {
 };
 void selftest_build(struct selftest *t, const struct program *p, struct arena *a);
 
-/* cover.c: for every prompt length L in 1..max, the phase that takes its first tokens in the cheapest cover (ties: the largest
- * bucket that is full, else the smallest). n_tokens[i], cost[i] of prefill phase i, ascending; a pass that misses t of its tokens costs t * token_cost[i] less
- * (never below 0); first[0] = 0. Full passes come first, the partly filled one last. */
-void cover_build(const uint32_t *n_tokens, const uint64_t *cost, const uint64_t *token_cost, unsigned n, uint32_t max,
-                 uint16_t *first);
-
 #endif

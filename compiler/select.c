@@ -89,6 +89,17 @@ static void check_value(struct check *c, const struct spec_entry *e, const struc
     refuse(c, e, f, "spec-range", &text);
 }
 
+/* What fixes the order of sums must not depend on n, which only a kernel entry can match. */
+static void check_word(struct check *c, const struct spec_entry *e, const struct spec_field *f,
+                       const struct contract_param *p) {
+    if (e->shape == p->shape || spec_is_override(e)) return;
+    struct buffer text = {0};
+    buffer_printf(&text, "'%s' %s the order of sums: set it in %s \"%s\", not in %s \"%s\"", p->name,
+                  p->shape ? "fixes" : "does not fix", p->shape ? "shape" : "kernel", e->template_name,
+                  e->shape ? "shape" : "kernel", e->template_name);
+    refuse(c, e, f, "spec-word", &text);
+}
+
 static const struct contract_param *find_param(const struct contract_template *t,
                                                const char *name) {
     for (unsigned i = 0; i < t->n_params; i++)
@@ -103,9 +114,10 @@ static void check_set(struct check *c, const struct spec_entry *e,
     for (unsigned i = 0; i < n; i++) names[i] = t->params[i].name;
     for (unsigned i = 0; i < e->n_set; i++) {
         const struct contract_param *p = find_param(t, e->set[i].key);
-        if (p)
+        if (p) {
             check_value(c, e, &e->set[i], p);
-        else
+            check_word(c, e, &e->set[i], p);
+        } else
             refuse_name(c, e, &e->set[i], "key", e->set[i].key, names, n);
     }
 }
@@ -146,10 +158,10 @@ struct candidate {
     const struct spec_field *set; /* NULL: the entry is not for this launch or parameter */
 };
 
-static bool field_matches(const struct search *c, const struct spec_field *f) {
+static bool field_matches(const struct key_field *keys, unsigned n, const struct spec_field *f) {
     const struct spec_value *v = &f->value;
-    for (unsigned i = 0; i < c->n_key; i++) {
-        const struct key_field *key = &c->key[i];
+    for (unsigned i = 0; i < n; i++) {
+        const struct key_field *key = &keys[i];
         if (strcmp(key->name, f->key) != 0) continue;
         if (key->type == KEY_STRING)
             return v->type == SPEC_STRING && !strcmp(v->string, key->string);
@@ -159,12 +171,18 @@ static bool field_matches(const struct search *c, const struct spec_field *f) {
     return false;
 }
 
+static bool entry_matches(const struct spec_entry *e, const struct contract_template *t,
+                          const struct key_field *key, unsigned n_key) {
+    if (strcmp(e->template_name, t->name) != 0) return false;
+    for (unsigned i = 0; i < e->n_match; i++)
+        if (!field_matches(key, n_key, &e->match[i])) return false;
+    return true;
+}
+
 static struct candidate candidate_of(const struct search *c, const struct spec_entry *e,
                                      const char *param) {
     struct candidate x = {e, NULL};
-    if (strcmp(e->template_name, c->t->name) != 0) return x;
-    for (unsigned i = 0; i < e->n_match; i++)
-        if (!field_matches(c, &e->match[i])) return x;
+    if (!entry_matches(e, c->t, c->key, c->n_key)) return x;
     for (unsigned i = 0; i < e->n_set && !x.set; i++)
         if (!strcmp(e->set[i].key, param)) x.set = &e->set[i];
     return x;
@@ -253,4 +271,21 @@ bool select_choose(const struct spec *s, const struct contract_template *t,
                                         (long long)best[1].set->value.integer);
     }
     return d->errors == before;
+}
+
+/* ---- entries without a launch ---- */
+
+void select_warn_unmatched(const struct program *p, struct diag *d) {
+    for (unsigned i = 0; i < p->spec->n_entries; i++) {
+        const struct spec_entry *e = &p->spec->entries[i];
+        char place[PLACE_MAX];
+        bool used = e->rank > 0;
+        for (unsigned k = 0; k < p->n_kernels && !used; k++)
+            used = entry_matches(e, p->kernels[k].template, p->kernels[k].key, p->kernels[k].n_key);
+        if (used) continue;
+        if (e->place.line) snprintf(place, sizeof place, "%s:%u", e->place.file, e->place.line);
+        else snprintf(place, sizeof place, "%s %s.%s", e->place.file, e->template_name, e->set->key);
+        diag_warning(d, "spec-unused", place, "this %s \"%s\" matches no launch of the model",
+                     e->shape ? "shape" : "kernel", e->template_name);
+    }
 }

@@ -19,5 +19,8 @@ bool select_check(const struct spec *s, const struct contract_template *template
 bool select_choose(const struct spec *s, const struct contract_template *t,
                    const struct key_field *key, unsigned n_key, struct choice *out, struct arena *a,
                    struct diag *d);
+/* Warn of the user's own entries that match no launch of a lowered program. Those of included files are for many models,
+ * and may. */
+void select_warn_unmatched(const struct program *p, struct diag *d);
 
 #endif

@@ -13,7 +13,7 @@
 
 enum {
     SAMPLES_MAX = 64,      /* outputs of a test */
-    TESTS_MAX = 3,         /* of a kernel: rope_store writes three outputs */
+    TESTS_MAX = 4,         /* of a kernel: attention_part has two kinds of outputs at two positions */
     INPUTS_MAX = 8,        /* of a kernel */
     LOGITS_LARGEST = 64,   /* of the model test; the others are seeded */
     POS = 3,               /* cache position of a test: not zero, not a multiple of anything */
@@ -23,7 +23,7 @@ enum {
 /* Relative errors. Rounding to 16 bits by block of 32 costs about 2e-5 where values are even, and more
  * where one value of a block stands out, as it does in a product of two. */
 static const float bound_f32 = 2e-5f, bound_attention = 1e-4f, bound_a16 = 5e-5f, bound_act_mul_a16 = 1e-4f,
-                   bound_f16 = 1e-3f, bound_model_f32 = 1e-3f, bound_model_f16 = 1e-2f;
+                   bound_f16 = 1e-3f, bound_x16 = 5e-4f, bound_model_f32 = 1e-3f, bound_model_f16 = 1e-2f;
 
 /* The kernel at hand. */
 struct builder {
@@ -79,9 +79,11 @@ static enum plan_dtype arg_dtype(const struct builder *b, const char *name) {
 /* Type of an argument that the reference sees as rows x cols. A contract that binds less is wrong, and says so here. */
 static enum plan_dtype arg_shaped(const struct builder *b, const char *name, uint64_t rows, uint64_t cols) {
     enum plan_dtype t = arg_dtype(b, name);
-    uint64_t bytes = rows * cols * (t == PLAN_F16 ? 2 : 4);
+    uint64_t bytes = rows * cols * (t == PLAN_F16 ? 2 : 4), per_block = u64_round_up(rows * (cols / 32) * 4, 64);
     if (t == PLAN_A16)
-        bytes = u64_round_up(rows * cols * 2, 64) + 2 * u64_round_up(rows * (cols / 32) * 4, 64);
+        bytes = u64_round_up(rows * cols * 2, 64) + 2 * per_block;
+    if (t == PLAN_X16)
+        bytes = u64_round_up(rows * (rows == 1 ? u64_round_up(cols, 256) : cols) * 2, 64) + per_block;
     if (bytes > arg(b, name)->bytes)
         base_fail("kernel %s: argument \"%s\" is smaller than its reference's", b->kernel->name, name);
     return t;
@@ -119,7 +121,7 @@ static double input_at(const struct plan_test_input *in, uint64_t row, uint64_t 
         return (double)rintf(32767 * plan_seeded(in->seed, i)) * (double)scale;
     }
     float v = in->amplitude * plan_seeded(in->seed, i);
-    return in->dtype == PLAN_F16 ? quant_half(quant_to_half(v)) : (double)v;
+    return in->dtype == PLAN_F16 || in->dtype == PLAN_X16 ? quant_half(quant_to_half(v)) : (double)v;
 }
 
 static const struct plan_test_input *input_find(const struct builder *b, const char *name) {
@@ -157,19 +159,23 @@ static uint32_t seeded_below(uint64_t seed, uint64_t i, uint32_t n) {
     return at < n ? (uint32_t)at : n - 1;
 }
 
+/* The part of an output that a test samples. all_rows: how many the buffer has, which is where the scales of an
+ * A16 value are found. */
+struct window { uint32_t first_row, rows, all_rows, first_col, cols, all_cols; };
+
 /* Both ends of the first and last row at the edges of tiles of 8, 16 and 32 columns, and seeded ones. */
-static uint32_t samples_choose(struct plan_test_value *v, uint32_t first_row, uint32_t rows, uint32_t cols,
-                               uint64_t seed) {
+static uint32_t samples_choose(struct plan_test_value *v, const struct window *w, uint64_t seed) {
     static const uint32_t edges[] = { 0, 7, 8, 15, 16, 31, 32 };
-    uint32_t n = 0;
-    for (unsigned i = 0; i < COUNT(edges) && edges[i] < cols; i++) {
-        sample_add(v, &n, first_row, edges[i]);
-        sample_add(v, &n, first_row, cols - 1 - edges[i]);
-        sample_add(v, &n, first_row + rows - 1, edges[i]);
-        sample_add(v, &n, first_row + rows - 1, cols - 1 - edges[i]);
+    uint32_t n = 0, end_col = w->first_col + w->cols;
+    for (unsigned i = 0; i < COUNT(edges) && edges[i] < w->cols; i++) {
+        sample_add(v, &n, w->first_row, w->first_col + edges[i]);
+        sample_add(v, &n, w->first_row, end_col - 1 - edges[i]);
+        sample_add(v, &n, w->first_row + w->rows - 1, w->first_col + edges[i]);
+        sample_add(v, &n, w->first_row + w->rows - 1, end_col - 1 - edges[i]);
     }
     for (uint64_t i = 0; i < SAMPLES_MAX * 4 && n < SAMPLES_MAX; i++)
-        sample_add(v, &n, first_row + seeded_below(seed, 2 * i, rows), seeded_below(seed, 2 * i + 1, cols));
+        sample_add(v, &n, w->first_row + seeded_below(seed, 2 * i, w->rows),
+                   w->first_col + seeded_below(seed, 2 * i + 1, w->cols));
     return n;
 }
 
@@ -184,26 +190,29 @@ static void sample_compute(void *user, size_t i) {
     arena_free(&a);
 }
 
-/* A test of the output's rows [first_row, first_row + rows). all_rows: how many the buffer has, which is where
- * the scales of an A16 value are found. */
-static void output(struct builder *b, const char *name, uint32_t first_row, uint32_t rows, uint32_t all_rows,
-                   uint32_t cols, float bound, output_at *at) {
+static void output_window(struct builder *b, const char *name, const struct window *w, float bound, output_at *at) {
     struct selftest *t = b->t;
     struct plan_test_value *v = &t->values[t->n_values];
-    uint32_t n = samples_choose(v, first_row, rows, cols, (uint64_t)t->n_tests << 32);
+    uint32_t n = samples_choose(v, w, (uint64_t)t->n_tests << 32);
     t->tests[t->n_tests++] = (struct plan_test){
         .kernel = b->kernel_index, .launch = b->launch_index, .n_tokens = b->n_tokens, .pos = b->pos,
         .row = b->row, .id = b->id, .first_input = b->first_input, .n_inputs = t->n_inputs - b->first_input,
-        .out_arg = arg_index(b, name), .out_dtype = arg_shaped(b, name, all_rows, cols), .out_rows = all_rows,
-        .out_cols = cols, .first_value = t->n_values, .n_values = n, .bound = bound,
+        .out_arg = arg_index(b, name), .out_dtype = arg_shaped(b, name, w->all_rows, w->all_cols),
+        .out_rows = w->all_rows, .out_cols = w->all_cols, .first_value = t->n_values, .n_values = n, .bound = bound,
     };
     t->n_values += n;
     base_parallel(n, sample_compute, &(struct sampling){ b, at, v });
 }
 
+/* A test of the output's rows [first_row, first_row + rows). */
+static void output(struct builder *b, const char *name, uint32_t first_row, uint32_t rows, uint32_t all_rows,
+                   uint32_t cols, float bound, output_at *at) {
+    output_window(b, name, &(struct window){ first_row, rows, all_rows, 0, cols, cols }, bound, at);
+}
+
 static float bound_of(const struct builder *b, const char *name, float f32, float a16) {
     enum plan_dtype t = arg_dtype(b, name);
-    return t == PLAN_A16 ? a16 : t == PLAN_F16 ? bound_f16 : f32;
+    return t == PLAN_A16 ? a16 : t == PLAN_F16 ? bound_f16 : t == PLAN_X16 ? bound_x16 : f32;
 }
 
 /* ---- kinds of kernels ---- */
@@ -241,13 +250,17 @@ static void rms_norm_build(struct builder *b) {
 }
 
 /* matmul {a, w, out}: out[n][m] = a[n][k] w[m][k]^T, added to what is there if residual */
-static double matmul_at(const struct builder *b, uint32_t row, uint32_t col) {
+static double product_at(const struct builder *b, const char *w_name, uint32_t row, uint32_t col) {
     uint32_t k = key(b, "k");
-    const double *a = value_row(b, "a", row, 0, k), *w = weight_row(b, "w", col);
+    const double *a = value_row(b, "a", row, 0, k), *w = weight_row(b, w_name, col);
     double sum = 0;
     for (uint32_t i = 0; i < k; i++)
         sum += a[i] * w[i];
-    return sum + (key(b, "residual") ? value_at(b, "out", row, col) : 0);
+    return sum;
+}
+
+static double matmul_at(const struct builder *b, uint32_t row, uint32_t col) {
+    return product_at(b, "w", row, col) + (key(b, "residual") ? value_at(b, "out", row, col) : 0);
 }
 
 static void matmul_build(struct builder *b) {
@@ -256,6 +269,16 @@ static void matmul_build(struct builder *b) {
     if (key(b, "residual"))
         input(b, "out", b->n, m, 1);
     output(b, "out", 0, b->n_tokens, b->n, m, bound_of(b, "out", bound_f32, bound_a16), matmul_at);
+}
+
+/* gate_up {a, wg, wu, out}: out[n][m] = silu(a wg^T) * (a wu^T) */
+static double gate_up_at(const struct builder *b, uint32_t row, uint32_t col) {
+    return reference_act_mul(product_at(b, "wg", row, col), product_at(b, "wu", row, col));
+}
+
+static void gate_up_build(struct builder *b) {
+    input(b, "a", b->n, key(b, "k"), 1);
+    output(b, "out", 0, b->n_tokens, b->n, key(b, "m"), bound_of(b, "out", bound_f32, bound_act_mul_a16), gate_up_at);
 }
 
 /* rope_store {q, k, v, table, q_norm, k_norm, kcache, vcache}: q and k normed by head if qk_norm, then turned;
@@ -296,39 +319,126 @@ static void rope_store_build(struct builder *b) {
            bound_of(b, "vcache", bound_f32, bound_a16), rope_store_v_at);
 }
 
+/* Keys, values and the query of a head as token `row` of a test sees them, from position `first` on. */
+struct attended { const double *q; double *k, *v; uint32_t n_pos, dim; };
+static struct attended attended_by(const struct builder *b, uint32_t row, uint32_t head, uint32_t first,
+                                   uint32_t end) {
+    uint32_t dim = key(b, "head_dim"), from = head / (key(b, "n_head") / key(b, "n_head_kv")) * dim;
+    uint32_t seen = b->pos + row + 1, n_pos = (seen < end ? seen : end) - first;
+    const struct plan_test_input *kcache = input_find(b, "kcache"), *vcache = input_find(b, "vcache");
+    struct attended a = { value_row(b, "q", row, head * dim, dim), doubles(b, (uint64_t)n_pos * dim),
+                          doubles(b, (uint64_t)n_pos * dim), n_pos, dim };
+    for (uint32_t i = 0; i < n_pos * dim; i++) {
+        a.k[i] = input_at(kcache, first + i / dim, from + i % dim);
+        a.v[i] = input_at(vcache, first + i / dim, from + i % dim);
+    }
+    return a;
+}
+
 /* attention {q, kcache, vcache, out}: token i sees positions 0 to step.pos + i */
 static double attention_at(const struct builder *b, uint32_t row, uint32_t col) {
-    uint32_t dim = key(b, "head_dim"), head = col / dim, n_pos = b->pos + row + 1;
-    uint32_t from = head / (key(b, "n_head") / key(b, "n_head_kv")) * dim;
-    const struct plan_test_input *kcache = input_find(b, "kcache"), *vcache = input_find(b, "vcache");
-    double *k = doubles(b, (uint64_t)n_pos * dim), *v = doubles(b, (uint64_t)n_pos * dim), *out = doubles(b, dim);
-    for (uint32_t i = 0; i < n_pos * dim; i++) {
-        k[i] = input_at(kcache, i / dim, from + i % dim);
-        v[i] = input_at(vcache, i / dim, from + i % dim);
-    }
-    reference_attend(value_row(b, "q", row, head * dim, dim), k, v, n_pos, dim, dim, doubles(b, n_pos), out);
+    uint32_t dim = key(b, "head_dim");
+    struct attended a = attended_by(b, row, col / dim, 0, UINT32_MAX);
+    double *out = doubles(b, dim);
+    reference_attend(a.q, a.k, a.v, a.n_pos, dim, dim, doubles(b, a.n_pos), out);
     return out[col % dim];
 }
 
 /* Amplitude 4 of q makes weights differ by a few powers of e, so that each position counts and none alone. */
-static void attention_test(struct builder *b) {
-    uint32_t dim = key(b, "head_dim"), q = key(b, "n_head") * dim, kv = key(b, "n_head_kv") * dim;
+static void attention_inputs(struct builder *b) {
+    uint32_t dim = key(b, "head_dim"), kv = key(b, "n_head_kv") * dim;
     b->first_input = b->t->n_inputs;
-    input(b, "q", b->n, q, 4);
+    input(b, "q", b->n, key(b, "n_head") * dim, 4);
     input(b, "kcache", b->pos + b->n_tokens, kv, 1);
     input(b, "vcache", b->pos + b->n_tokens, kv, 1);
-    output(b, "out", 0, b->n_tokens, b->n, q, bound_of(b, "out", bound_attention, bound_attention), attention_at);
+}
+
+static void attention_test(struct builder *b) {
+    attention_inputs(b);
+    output(b, "out", 0, b->n_tokens, b->n, key(b, "n_head") * key(b, "head_dim"),
+           bound_of(b, "out", bound_attention, bound_attention), attention_at);
 }
 
 /* Far out only for the ends: many positions are the costly part of a test, here and on the target. */
-static void attention_build(struct builder *b) {
+static void attention_both(struct builder *b, void test(struct builder *b)) {
     uint32_t largest = 1;
     for (unsigned i = 0; i < b->p->n_phases; i++)
         largest = largest > b->p->phases[i].n_tokens ? largest : b->p->phases[i].n_tokens;
-    attention_test(b);
+    test(b);
     b->pos = POS_FAR;
     if ((b->n == 1 || b->n == largest) && b->pos + b->n_tokens <= b->p->ctx_max)
-        attention_test(b);
+        test(b);
+}
+
+static void attention_build(struct builder *b) {
+    attention_both(b, attention_test);
+}
+
+/* attention_part {q, kcache, vcache, part}: the same over each `split` positions by themselves,
+ * part[ceil(ctx / split)][n][n_head][head_dim + 1]; the last is log2 of the sum of e^score. */
+static double attention_part_at(const struct builder *b, uint32_t row, uint32_t col) {
+    uint32_t dim = key(b, "head_dim"), n_head = key(b, "n_head"), token = row / n_head % b->n;
+    uint32_t first = row / n_head / b->n * key(b, "split");
+    struct attended a = attended_by(b, token, row % n_head, first, first + key(b, "split"));
+    double *scores = doubles(b, a.n_pos), *out = doubles(b, dim), total = 0;
+    reference_attend(a.q, a.k, a.v, a.n_pos, dim, dim, scores, out);
+    if (col < dim)
+        return out[col];
+    for (uint32_t p = 0; p < a.n_pos; p++) {
+        double score = 0;
+        for (uint32_t i = 0; i < dim; i++)
+            score += a.q[i] * a.k[p * dim + i];
+        total += exp(score / sqrt(dim));
+    }
+    return log2(total);
+}
+
+/* Tokens see the splits up to that of step.pos all alike; of a partly filled phase the last of them is sampled,
+ * as the rows of missing tokens stand between two. */
+static void attention_part_test(struct builder *b) {
+    uint32_t dim = key(b, "head_dim"), n_head = key(b, "n_head"), split = key(b, "split"), last = b->pos / split;
+    uint32_t first = b->n_tokens == b->n ? 0 : last * b->n * n_head;
+    struct window w = { first, last * b->n * n_head + b->n_tokens * n_head - first,
+                        (b->p->ctx_max + split - 1) / split * b->n * n_head, 0, dim, dim + 1 };
+    attention_inputs(b);
+    output_window(b, "part", &w, bound_attention, attention_part_at);
+    w.first_col = dim;
+    w.cols = 1;
+    output_window(b, "part", &w, bound_attention, attention_part_at);
+}
+
+static void attention_part_build(struct builder *b) {
+    attention_both(b, attention_part_test);
+}
+
+/* attention_combine {part, out}: out[n][n_head * head_dim], the splits' outputs weighted by their sums */
+static double attention_combine_at(const struct builder *b, uint32_t row, uint32_t col) {
+    uint32_t dim = key(b, "head_dim"), n_head = key(b, "n_head");
+    double total = 0, sum = 0;
+    for (uint32_t i = 0; i <= (b->pos + row) / key(b, "split"); i++) {
+        uint32_t at = (i * b->n + row) * n_head + col / dim;
+        double weight = exp2(value_at(b, "part", at, dim));
+        total += weight;
+        sum += weight * value_at(b, "part", at, col % dim);
+    }
+    return sum / total;
+}
+
+static void attention_combine_test(struct builder *b) {
+    uint32_t dim = key(b, "head_dim"), n_head = key(b, "n_head"), split = key(b, "split");
+    b->first_input = b->t->n_inputs;
+    input(b, "part", (b->p->ctx_max + split - 1) / split * b->n * n_head, dim + 1, 4);
+    output(b, "out", 0, b->n_tokens, b->n, n_head * dim, bound_of(b, "out", bound_attention, bound_attention),
+           attention_combine_at);
+}
+
+/* The second time with tokens on both sides of a seam between splits, where the context has one. */
+static void attention_combine_build(struct builder *b) {
+    uint32_t split = key(b, "split");
+    attention_combine_test(b);
+    b->pos = 2 * split - (b->n_tokens + 1) / 2;
+    if (b->n_tokens < 2 * split && b->pos + b->n_tokens <= b->p->ctx_max)
+        attention_combine_test(b);
 }
 
 /* quantize {x, out}: out[n][k] = x */
@@ -358,8 +468,15 @@ static const struct kind {
     const char *name;
     void (*build)(struct builder *b);
 } kinds[] = {
-    { "embed", embed_build },         { "rms_norm", rms_norm_build },   { "matmul", matmul_build },
-    { "rope_store", rope_store_build }, { "attention", attention_build }, { "quantize", quantize_build },
+    { "embed", embed_build },
+    { "rms_norm", rms_norm_build },
+    { "matmul", matmul_build },
+    { "gate_up", gate_up_build },
+    { "rope_store", rope_store_build },
+    { "attention", attention_build },
+    { "attention_part", attention_part_build },
+    { "attention_combine", attention_combine_build },
+    { "quantize", quantize_build },
     { "act_mul", act_mul_build },
 };
 

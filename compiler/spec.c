@@ -160,27 +160,32 @@ static int add_home(struct reader *r, const char *name, unsigned rank, struct sp
     return add_file(r, home_path(r->a, name), arena_printf(r->a, "specs/%s.lua", name), rank, from);
 }
 
-/* The name in specs/ or specs/tuned/ that is nearest, or NULL. */
-static const char *nearest_spec(struct arena *a, const char *name) {
-    const char *names[256];
+enum { NAMES_MAX = 256 };
+
+/* The names in specs/ and specs/tuned/, in order; how many. */
+static unsigned list_specs(struct arena *a, const char *names[NAMES_MAX]) {
     unsigned n = 0;
     for (unsigned i = 0; i < 2; i++) {
         DIR *dir = opendir(arena_printf(a, "%s/specs/%s", base_home(), i ? "tuned" : ""));
-        for (struct dirent *e; dir && n < COUNT(names) && (e = readdir(dir));) {
+        for (struct dirent *e; dir && n < NAMES_MAX && (e = readdir(dir));) {
             size_t bytes = stem_bytes(e->d_name);
-            if (!e->d_name[bytes]) continue;
+            if (!e->d_name[bytes] || !strcmp(e->d_name, "defaults.lua")) continue;
             names[n++] = arena_printf(a, "%s%.*s", i ? "tuned/" : "", (int)bytes, e->d_name);
         }
         if (dir) closedir(dir);
     }
     qsort(names, n, sizeof *names, spec_compare_strings);
-    return diag_suggest(name, names, n);
+    return n;
 }
 
 static void refuse_name(struct reader *r, struct spec_place at, const char *name,
                         const char *looked) {
-    const char *near = nearest_spec(r->a, name);
+    const char *names[NAMES_MAX];
+    unsigned n = list_specs(r->a, names);
+    const char *near = diag_suggest(name, names, n);
     const char *hint = near ? arena_printf(r->a, "; did you mean '%s'?", near) : "";
+    for (unsigned i = 0; i < n && !near; i++)
+        hint = arena_printf(r->a, "%s%s%s", hint, i ? ", " : "; there is ", names[i]);
     REFUSE(r, at, "spec-file", "there is no spec '%s': looked for %s and specs/%s.lua%s",
            diag_quote(name, strlen(name)), looked, name, hint);
 }

@@ -67,8 +67,8 @@ static const struct spec_key keys[] = {
      .doc = "what reports call the machine"},
     {"target", "device", SPEC_STRING, .choices = {"cpu", "cuda"}, .doc = "what kernels run on"},
     {"target", "arch", SPEC_STRING, .check = spec_is_sm,
-     .choices = {"native", "portable", "x86-64-v3", "x86-64-v4", "aarch64"},
-     .legal = "\"native\", \"portable\", \"x86-64-v3\", \"x86-64-v4\", \"aarch64\", or for cuda "
+     .choices = {"native", "portable", "x86-64-v3"},
+     .legal = "\"native\", \"portable\" (any CPU, aarch64 too), \"x86-64-v3\", or for cuda "
               "\"sm_80\" and up",
      .doc = "instruction set"},
     {"target", "cores", SPEC_INTEGER, 0, 1024, .doc = "CPU cores; 0: not stated"},
@@ -84,6 +84,8 @@ static const struct spec_key keys[] = {
      .doc = "memory that a plan may count on; 0: not stated"},
     {"target", "cuda", SPEC_STRING, .check = is_cuda_version, .legal = "a version such as \"12.6\"",
      .doc = "newest CUDA that the driver knows"},
+    {"target", "launch", SPEC_STRING, .choices = {"graph", "plain"},
+     .doc = "how a cuda device replays a phase"},
     {"memory", "ctx_max", SPEC_INTEGER, 1, 1 << 20, .doc = "most tokens of a session"},
     {"memory", "kv", SPEC_STRING, .choices = {"f32", "f16"},
      .doc = "type of cached keys and values"},

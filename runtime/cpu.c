@@ -235,8 +235,9 @@ static void *cpu_open(const struct plan_view *v, const struct jllm_options *opti
     return NULL;
 }
 
-static uint32_t cpu_threads(const void *state) {
-    return ((const struct cpu_state *)state)->n_threads;
+static void cpu_describe(const void *state, struct jllm_info *info) {
+    const struct cpu_state *s = state;
+    info->n_threads = s->n_threads;
 }
 
 static uint8_t *memory_take(uint64_t bytes) {
@@ -267,9 +268,9 @@ static void *cpu_context_new(void *state, struct jllm_error *e) {
     struct cpu_state *s = state;
     const struct plan_view *v = s->view;
     uint64_t arena = v->info->arena_bytes, cache = v->info->cache_bytes;
-    uint64_t available = machine_memory_available();
     struct cpu_context *c = NULL;
-    if (arena + cache <= available) c = calloc(1, sizeof *c + v->n_args * sizeof c->args[0]);
+    if (!plan_session_fits(v, machine_memory_available(), e)) return NULL;
+    c = calloc(1, sizeof *c + v->n_args * sizeof c->args[0]);
     if (c) {
         c->state = s;
         c->arena = memory_take(arena);
@@ -281,42 +282,34 @@ static void *cpu_context_new(void *state, struct jllm_error *e) {
         }
         cpu_context_free(c);
     }
-    error_set(e, JLLM_ENVIRONMENT, "a session needs %llu MiB (cache %llu, activations %llu), %llu "
-              "MiB are available: free some or compile the plan for a shorter context",
-              (unsigned long long)(arena + cache) >> 20, (unsigned long long)cache >> 20,
-              (unsigned long long)arena >> 20, (unsigned long long)available >> 20);
+    error_set(e, JLLM_ENVIRONMENT, "no memory for a session of %llu MiB",
+              (unsigned long long)(arena + cache) >> 20);
     return NULL;
 }
 
-/* Where [offset, offset + bytes) of arena or cache stands, or NULL. */
-static uint8_t *space_at(struct cpu_context *c, uint32_t space, uint64_t offset, uint64_t bytes,
-                         struct jllm_error *e) {
-    const struct plan_info *info = c->state->view->info;
-    uint64_t room = space == PLAN_SPACE_ARENA ? info->arena_bytes
-                    : space == PLAN_SPACE_CACHE ? info->cache_bytes : 0;
-    if (offset <= room && bytes <= room - offset)
-        return (space == PLAN_SPACE_ARENA ? c->arena : c->cache) + offset;
-    error_set(e, JLLM_BAD_USE, "%llu bytes at %llu are outside space %u", (unsigned long long)bytes,
-              (unsigned long long)offset, space);
-    return NULL;
+static uint8_t *space_at(struct cpu_context *c, uint32_t space, uint64_t offset) {
+    return (space == PLAN_SPACE_ARENA ? c->arena : c->cache) + offset;
 }
 
 static bool cpu_write(void *context, uint32_t space, uint64_t offset, const void *from,
                       uint64_t bytes, struct jllm_error *e) {
-    uint8_t *at = space_at(context, space, offset, bytes, e);
-    if (at) memcpy(at, from, bytes);
-    return at;
+    struct cpu_context *c = context;
+    bool ok = plan_space_fits(c->state->view, space, offset, bytes, e);
+    if (ok) memcpy(space_at(c, space, offset), from, bytes);
+    return ok;
 }
 
 static bool cpu_read(void *context, uint32_t space, uint64_t offset, void *to, uint64_t bytes,
                      struct jllm_error *e) {
-    const uint8_t *at = space_at(context, space, offset, bytes, e);
-    if (at) memcpy(to, at, bytes);
-    return at;
+    struct cpu_context *c = context;
+    bool ok = plan_space_fits(c->state->view, space, offset, bytes, e);
+    if (ok) memcpy(to, space_at(c, space, offset), bytes);
+    return ok;
 }
 
-static const float *cpu_logits(void *context) {
+static const float *cpu_logits(void *context, struct jllm_error *e) {
     struct cpu_context *c = context;
+    (void)e;
     return (const void *)(c->arena + c->state->view->info->logits_offset);
 }
 
@@ -324,11 +317,12 @@ const struct device_ops device_cpu = {
     .name = "cpu",
     .open = cpu_open,
     .close = cpu_close,
-    .threads = cpu_threads,
+    .describe = cpu_describe,
     .context_new = cpu_context_new,
     .context_free = cpu_context_free,
     .run = cpu_run,
     .write = cpu_write,
     .read = cpu_read,
     .logits = cpu_logits,
+    .logits_are_near = true,
 };

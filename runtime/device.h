@@ -1,6 +1,5 @@
-/* The interface between replay and a device. plan.c opens and checks the file, a device turns the
- * checked tables into something that runs, replay.c decides what runs when. cpu.c is one device;
- * cuda.c will be another.
+/* The interface between replay and a device. plan.c opens and checks the file, a device (cpu.c,
+ * cuda.c) turns the checked tables into something that runs, replay.c decides what runs when.
  */
 #ifndef JLLM_DEVICE_H
 #define JLLM_DEVICE_H
@@ -40,17 +39,20 @@ struct device_ops {
     const char *name;
     void *(*open)(const struct plan_view *view, const struct jllm_options *options, struct jllm_error *e);
     void (*close)(void *state);
-    uint32_t (*threads)(const void *state);
+    /* Fills in what info says about the device: its name, threads, bandwidth. */
+    void (*describe)(const void *state, struct jllm_info *info);
     void *(*context_new)(void *state, struct jllm_error *e);
     void (*context_free)(void *context);
     /* Run launches [first, first + n) with this step; returns when they are done. */
     bool (*run)(void *context, const struct plan_step *step, uint32_t first, uint32_t n, struct jllm_error *e);
-    /* Copies from and to a context's arena or cache (self-test), and a host view of the logits. */
+    /* Copies to and from a context's arena or cache, and a host view of the logits. */
     bool (*write)(void *context, uint32_t space, uint64_t offset, const void *from, uint64_t bytes, struct jllm_error *e);
     bool (*read)(void *context, uint32_t space, uint64_t offset, void *to, uint64_t bytes, struct jllm_error *e);
-    const float *(*logits)(void *context);
+    /* NULL and *e when the device has failed. */
+    const float *(*logits)(void *context, struct jllm_error *e);
+    bool logits_are_near;   /* looking at them costs no copy, so they are checked after every run */
 };
-extern const struct device_ops device_cpu;
+extern const struct device_ops device_cpu, device_cuda;
 
 struct jllm_plan {
     struct plan_view view;
@@ -66,6 +68,11 @@ void plan_close(struct plan_view *v);
 bool plan_check(struct plan_view *v, const uint8_t *data, uint64_t bytes, struct jllm_error *e);
 /* Bytes of rows x cols values; UINT64_MAX for an unknown dtype or an impossible shape. */
 uint64_t plan_dtype_bytes(uint32_t dtype, uint64_t rows, uint64_t cols);
+/* [offset, offset + bytes) lies within the arena or the cache. */
+bool plan_space_fits(const struct plan_view *v, uint32_t space, uint64_t offset, uint64_t bytes,
+                     struct jllm_error *e);
+/* A session's memory is at most what is available; else a sentence with the numbers. */
+bool plan_session_fits(const struct plan_view *v, uint64_t available_bytes, struct jllm_error *e);
 /* Check the hash of every piece; false names the first damaged one. */
 bool plan_verify_weights(const struct plan_view *v, struct jllm_error *e);
 bool error_set(struct jllm_error *e, enum jllm_code code, const char *format, ...)

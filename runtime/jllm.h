@@ -26,7 +26,7 @@ enum jllm_code {
     JLLM_OK = 0,
     JLLM_BAD_PLAN = 1,     /* damaged, truncated, or of another version */
     JLLM_BAD_USE = 2,      /* an argument out of range */
-    JLLM_ENVIRONMENT = 3,  /* no such file, device, CPU feature, or memory */
+    JLLM_ENVIRONMENT = 3,  /* no such file, device, CPU feature, or memory; a device that failed */
     JLLM_CONTEXT_FULL = 4, /* the plan's context has no room for the tokens */
     JLLM_NOT_FINITE = 5,   /* a logit is NaN or infinite: the numbers of this run mean nothing */
 };
@@ -43,12 +43,16 @@ struct jllm_session;
 struct jllm_options {
     int n_threads;  /* CPU plans; 0 = the cores that affinity and cgroup quota give */
     bool verify;    /* check the hash of every weight while opening */
+    const char *device;    /* "cpu" or "cuda": refuse a plan for another; NULL: whatever it is for */
+    bool single_launches;  /* CUDA plans: wait for each launch, so that an error names its kernel */
 };
 
 /* Facts of an open plan; strings live as long as the plan. */
 struct jllm_info {
     const char *model_name, *arch, *spec_name, *spec_hash, *target, *compiler, *quants, *device;
     uint32_t n_vocab, n_layer, n_embd, ctx_max, ctx_train;
+    const char *device_name;  /* "NVIDIA H200"; "" for a CPU */
+    double peak_gbps;         /* the device's memory bandwidth by its own account; 0: unknown */
     uint32_t n_threads;
     uint64_t plan_bytes, weights_bytes, arena_bytes, cache_bytes;
     uint64_t decode_bytes;    /* weight bytes read by one decode step */
@@ -96,8 +100,14 @@ JLLM_API bool jllm_prefill_rows(struct jllm_session *s, const int32_t *ids, size
 /* Append one token and compute its logits. */
 JLLM_API bool jllm_decode(struct jllm_session *s, int32_t id, struct jllm_error *e);
 
-/* float[n_vocab] of the last token appended; NULL before the first. Valid until the next call on the session. */
-JLLM_API const float *jllm_logits(const struct jllm_session *s);
+/* float[n_vocab] of the last token appended; NULL before the first. Valid until the next call on the session.
+ * On a GPU this is what fetches and checks them, as nothing else needs them: NULL also when they are not finite
+ * or cannot be copied. The session has then failed (jllm_session_failure), as if the call before had. */
+JLLM_API const float *jllm_logits(struct jllm_session *s);
+
+/* Why the session refuses to go on until jllm_reset(s, 0); NULL: it does not. A device that failed goes on
+ * refusing, with the same sentence, until the plan is opened again. */
+JLLM_API const struct jllm_error *jllm_session_failure(const struct jllm_session *s);
 
 /* Tokens in the sequence, and how many the plan's context holds. */
 JLLM_API size_t jllm_position(const struct jllm_session *s);

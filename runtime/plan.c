@@ -13,7 +13,6 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -75,8 +74,30 @@ uint64_t plan_dtype_bytes(uint32_t dtype, uint64_t rows, uint64_t cols) {
     case PLAN_A16:
         if (cols % 32) return UINT64_MAX;
         return round_up(rows * cols * 2, 64) + 2 * round_up(rows * (cols / 32) * 4, 64);
+    case PLAN_X16:
+        if (cols % 32 || (rows != 1 && rows % 8)) return UINT64_MAX;
+        return round_up(rows * (rows == 1 ? round_up(cols, 256) : cols) * 2, 64) +
+               round_up(rows * (cols / 32) * 4, 64);
     default: return UINT64_MAX;
     }
+}
+
+bool plan_space_fits(const struct plan_view *v, uint32_t space, uint64_t offset, uint64_t bytes,
+                     struct jllm_error *e) {
+    uint64_t room = space == PLAN_SPACE_ARENA ? v->info->arena_bytes
+                    : space == PLAN_SPACE_CACHE ? v->info->cache_bytes : 0;
+    return fits(offset, bytes, room) ||
+           error_set(e, JLLM_BAD_USE, "%llu bytes at %llu are outside space %u", (ull)bytes,
+                     (ull)offset, space);
+}
+
+bool plan_session_fits(const struct plan_view *v, uint64_t available, struct jllm_error *e) {
+    uint64_t arena = v->info->arena_bytes, cache = v->info->cache_bytes;
+    return arena + cache <= available ||
+           error_set(e, JLLM_ENVIRONMENT, "a session needs %llu MiB (cache %llu, activations %llu)"
+                     ", %llu MiB are available: free some or compile the plan for a shorter "
+                     "context", (ull)(arena + cache) >> 20, (ull)cache >> 20, (ull)arena >> 20,
+                     (ull)available >> 20);
 }
 
 /* What the file is, before any of it is believed. */
@@ -231,6 +252,9 @@ static bool check_info(const struct plan_view *v, struct jllm_error *e) {
     for (uint32_t i = 0; i < v->n_memory; i++)
         WANT("memory row", i, is_string(v, v->memory[i].name));
     WANT("info", 0, n->device == PLAN_DEVICE_CPU || n->device == PLAN_DEVICE_CUDA);
+    if (n->device == PLAN_DEVICE_CUDA)
+        WANT("info", 0, n->isa == PLAN_ISA_SM && n->sm_arch >= 80 && n->sm_arch < 1000 &&
+                        n->driver_min <= INT32_MAX && n->features <= PLAN_CUDA_LAUNCHES);
     WANT("info", 0, n->n_vocab && n->n_vocab <= PLAN_VOCAB_MAX && n->n_embd);
     WANT("info", 0, n->ctx_max && n->ctx_max <= PLAN_CTX_MAX);
     WANT("info", 0, n->n_tokens_max && n->n_tokens_max <= PLAN_TOKENS_MAX);
@@ -257,7 +281,7 @@ static bool check_pieces(const struct plan_view *v, struct jllm_error *e) {
 }
 
 static bool check_kernels(const struct plan_view *v, struct jllm_error *e) {
-    uint64_t align = v->info->device == PLAN_DEVICE_CPU ? PLAN_CODE_ALIGN : 1;
+    uint64_t align = v->info->device == PLAN_DEVICE_CPU ? PLAN_CODE_ALIGN : PLAN_SECTION_ALIGN;
     for (uint32_t i = 0; i < v->n_kernels; i++) {
         const struct plan_kernel *k = &v->kernels[i];
         WANT("kernel", i, is_string(v, k->name) && is_string(v, k->detail));
@@ -295,7 +319,10 @@ static bool check_launches(const struct plan_view *v, struct jllm_error *e) {
         WANT("launch", i, l->layer == UINT32_MAX || l->layer < v->info->n_layer);
         if (l->flags & PLAN_LAUNCH_BARRIER) chunks = 0;
         chunks += ((uint64_t)l->items + l->chunk - 1) / l->chunk;
-        WANT("launch", i, v->info->device != PLAN_DEVICE_CPU || chunks <= PLAN_CHUNKS_MAX);
+        if (v->info->device == PLAN_DEVICE_CPU) WANT("launch", i, chunks <= PLAN_CHUNKS_MAX);
+        else WANT("launch", i, l->items <= INT32_MAX && l->chunk <= 1024 && l->grid_y &&
+                               l->grid_y < 65536 && l->grid_z && l->grid_z < 65536 &&
+                               l->shared_bytes < 1 << 20);
     }
     return true;
 }
@@ -431,27 +458,3 @@ bool plan_verify_weights(const struct plan_view *v, struct jllm_error *e) {
     }
     return true;
 }
-
-#ifdef JLLM_FUZZ
-/* Fuzzers: hashes are made good again, so that mutations reach what lies behind them. Code of such
- * a plan is never run. */
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
-    struct plan_view v;
-    struct jllm_error e;
-    uint8_t *copy = malloc(bytes ? bytes : 1);
-    memcpy(copy, data, bytes);
-    if (bytes >= PLAN_HEADER_BYTES) {
-        struct plan_header *h = (void *)copy;
-        h->header_hash = hash_bytes(h, offsetof(struct plan_header, header_hash));
-        for (struct plan_slot *s = h->slot; s < h->slot + 2; s++) {
-            if (fits(s->tail_offset, s->tail_bytes, bytes))
-                s->tail_hash = hash_bytes(copy + s->tail_offset, s->tail_bytes);
-            s->slot_hash = hash_bytes(s, offsetof(struct plan_slot, slot_hash));
-        }
-    }
-    if (plan_check(&v, copy, bytes, &e)) plan_verify_weights(&v, &e);
-    free(copy);
-    return 0;
-}
-#endif

@@ -106,11 +106,13 @@ enum plan_device { PLAN_DEVICE_CPU = 1, PLAN_DEVICE_CUDA = 2 };
     X(32, ASIMD, "asimd") X(33, ASIMDHP, "asimdhp") X(34, ASIMDDP, "asimddp")                    \
     X(35, I8MM, "i8mm") X(36, SVE, "sve")
 enum plan_isa { PLAN_ISA_ANY = 0, PLAN_ISA_X86_64 = 1, PLAN_ISA_AARCH64 = 2, PLAN_ISA_SM = 3 };
+/* Bits of plan_info.features of a CUDA plan. */
+enum { PLAN_CUDA_LAUNCHES = 1 };  /* replay phases launch by launch instead of as graphs */
 
 struct plan_info {
     uint32_t device;          /* enum plan_device */
     uint32_t isa;             /* enum plan_isa */
-    uint64_t features;        /* bits of PLAN_CPU_FEATURES that kernels use */
+    uint64_t features;        /* bits of PLAN_CPU_FEATURES that kernels use; of CUDA plans see there */
     uint32_t sm_arch;         /* 87 for sm_87; 0 on a CPU */
     uint32_t driver_min;      /* CUDA driver version, 12060 for 12.6; 0 on a CPU */
     uint32_t n_vocab, n_layer, n_embd, ctx_max, ctx_train, n_tokens_max;
@@ -128,7 +130,7 @@ struct plan_info {
 struct plan_kernel {
     uint32_t name;            /* PLAN_STRINGS: jk_matmul_q4_1_m576_k576_n8 */
     uint32_t detail;          /* PLAN_STRINGS: parameters and the reason for them */
-    uint64_t code_offset;     /* in PLAN_CODE, multiple of PLAN_CODE_ALIGN */
+    uint64_t code_offset;     /* in PLAN_CODE, multiple of PLAN_CODE_ALIGN (cpu) or PLAN_SECTION_ALIGN (cuda) */
     uint64_t code_bytes;
     uint64_t entry;           /* from code_offset */
     struct plan_hash source_hash;  /* key of the kernel cache */
@@ -197,6 +199,8 @@ struct plan_piece {           /* one weight tensor (or a part of one) in its ker
     struct plan_hash hash;    /* over bytes and the zero padding up to the next multiple of the alignment */
 };
 
+/* What the plan and one session take. A CUDA plan is refused where less than the sum of all rows is available, so what must
+ * stay free (the spec's reserve, the driver's own memory) is a row too. */
 struct plan_memory { uint32_t name; uint32_t reserved; uint64_t bytes; };
 
 /* Self-test of one kernel: fill inputs, set the step, run one launch, compare sampled outputs:

@@ -15,15 +15,19 @@ struct jllm_session {
     void *context;
     size_t position;
     bool has_logits;
+    const float *logits;        /* fetched and found finite; else NULL */
     struct jllm_error failed;   /* JLLM_OK: has not */
     struct jllm_stats stats;
     struct plan_step step;
 };
 
-static const struct device_ops *device_find(uint32_t device, struct jllm_error *e) {
-    if (device == PLAN_DEVICE_CPU) return &device_cpu;
-    error_set(e, JLLM_ENVIRONMENT, "the plan is for a CUDA device, which this build cannot use");
-    return NULL;
+/* The plan's device, which is not chosen here, only asserted. */
+static bool device_find(struct jllm_plan *p, const struct jllm_options *options,
+                        struct jllm_error *e) {
+    p->ops = p->view.info->device == PLAN_DEVICE_CPU ? &device_cpu : &device_cuda;
+    if (!options || !options->device || !strcmp(options->device, p->ops->name)) return true;
+    return error_set(e, JLLM_BAD_USE, "the plan is for the device %s and not for %s: compile the "
+                     "model for that", p->ops->name, options->device);
 }
 
 static void info_fill(struct jllm_plan *p) {
@@ -34,13 +38,15 @@ static void info_fill(struct jllm_plan *p) {
         .spec_name = v->strings + n->spec_name, .spec_hash = v->strings + n->spec_hash,
         .target = v->strings + n->target_name, .compiler = v->strings + n->compiler_name,
         .quants = v->strings + n->quant_name, .device = p->ops->name,
+        .device_name = "",
         .n_vocab = n->n_vocab, .n_layer = n->n_layer, .n_embd = n->n_embd, .ctx_max = n->ctx_max,
-        .ctx_train = n->ctx_train, .n_threads = p->ops->threads(p->device),
+        .ctx_train = n->ctx_train,
         .plan_bytes = v->map_bytes, .weights_bytes = v->header->weights_bytes,
         .arena_bytes = n->arena_bytes, .cache_bytes = n->cache_bytes,
         .decode_bytes = n->decode_bytes, .macs_per_token = n->macs_per_token,
         .generation = v->slot->generation,
     };
+    p->ops->describe(p->device, &p->info);
     for (int i = 0; i < 16; i++)
         snprintf(p->info.plan_hash + 2 * i, 3, "%02x", v->slot->tail_hash.bytes[i]);
 }
@@ -56,7 +62,7 @@ struct jllm_plan *jllm_open(const char *path, const struct jllm_options *options
         free(p);
         return NULL;
     }
-    if ((p->ops = device_find(p->view.info->device, e)) &&
+    if (device_find(p, options, e) &&
         (!options || !options->verify || plan_verify_weights(&p->view, e)) &&
         (p->device = p->ops->open(&p->view, options, e))) {
         info_fill(p);
@@ -159,18 +165,26 @@ static bool residual_is_finite(struct jllm_session *s) {
     return true;
 }
 
-static bool check_logits(struct jllm_session *s, struct jllm_error *e) {
-    const struct plan_info *info = s->plan->view.info;
-    if (all_finite(s->plan->ops->logits(s->context), info->n_vocab)) return true;
-    return error_set(e, JLLM_NOT_FINITE, "%s of token %u is not finite: nothing after it can be "
-                     "trusted: run the plan's self-test",
-                     residual_is_finite(s) ? "a logit" : "the residual stream",
-                     s->step.pos + s->step.row);
+static bool fetch_logits(struct jllm_session *s, struct jllm_error *e) {
+    const struct device_ops *ops = s->plan->ops;
+    if (s->logits) return true;
+    const float *logits = ops->logits(s->context, e);
+    if (!logits) return false;
+    if (!all_finite(logits, s->plan->view.info->n_vocab))
+        return error_set(e, JLLM_NOT_FINITE, "%s of token %u is not finite: nothing after it can be "
+                         "trusted: run the plan's self-test",
+                         residual_is_finite(s) ? "a logit" : "the residual stream",
+                         s->step.pos + s->step.row);
+    s->logits = logits;
+    return true;
 }
 
-static bool run_head(struct jllm_session *s, uint32_t row, struct jllm_error *e) {
+/* A phase that ends with logits. */
+static bool run_to_logits(struct jllm_session *s, uint32_t phase, uint32_t row,
+                          struct jllm_error *e) {
     s->step.row = row;
-    return run_phase(s, s->plan->view.head_phase, e) && check_logits(s, e);
+    s->logits = NULL;
+    return run_phase(s, phase, e) && (!s->plan->ops->logits_are_near || fetch_logits(s, e));
 }
 
 static void step_set(struct jllm_session *s, const int32_t *ids, uint32_t n) {
@@ -197,8 +211,10 @@ bool jllm_prefill_rows(struct jllm_session *s, const int32_t *ids, size_t n,
         step_set(s, ids + done, now);
         if (!run_phase(s, phase, &s->failed)) return session_fail(s, e);
         for (uint32_t i = row ? 0 : done + now == n ? now - 1 : now; i < now; i++) {
-            if (!run_head(s, i, &s->failed)) return session_fail(s, e);
-            if (row) row(user, done + i, s->plan->ops->logits(s->context));
+            if (!run_to_logits(s, v->head_phase, i, &s->failed) ||
+                (row && !fetch_logits(s, &s->failed)))
+                return session_fail(s, e);
+            if (row) row(user, done + i, s->logits);
         }
         s->position += now, done += now;
         s->stats.prefill_tokens += now;
@@ -215,16 +231,20 @@ bool jllm_prefill(struct jllm_session *s, const int32_t *ids, size_t n, struct j
 bool jllm_decode(struct jllm_session *s, int32_t id, struct jllm_error *e) {
     if (!check_tokens(s, &id, 1, e)) return false;
     step_set(s, &id, 1);
-    if (!run_phase(s, s->plan->view.decode_phase, &s->failed) || !check_logits(s, &s->failed))
-        return session_fail(s, e);
+    if (!run_to_logits(s, s->plan->view.decode_phase, 0, &s->failed)) return session_fail(s, e);
     s->position++;
     s->stats.decode_steps++;
     s->has_logits = true;
     return true;
 }
 
-const float *jllm_logits(const struct jllm_session *s) {
-    return s->has_logits ? s->plan->ops->logits(s->context) : NULL;
+const float *jllm_logits(struct jllm_session *s) {
+    if (s->has_logits && !fetch_logits(s, &s->failed)) session_fail(s, NULL);
+    return s->has_logits ? s->logits : NULL;
+}
+
+const struct jllm_error *jllm_session_failure(const struct jllm_session *s) {
+    return s->failed.code ? &s->failed : NULL;
 }
 
 size_t jllm_position(const struct jllm_session *s) {

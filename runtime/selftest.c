@@ -72,10 +72,67 @@ static void fill_a16(uint8_t *out, const struct plan_test_input *in) {
     }
 }
 
+/* Which half of X16 element (i, k) is, and where the sums begin, in bytes. */
+static uint64_t x16_half(uint64_t rows, uint64_t i, uint64_t k) {
+    uint64_t e = k % 32 / 16 * 4 + k % 16 / 8 * 2 + k % 2, t = k % 8 / 2;
+    if (rows == 1) return ((k / 256) * 32 + k / 32 % 8 * 4 + t) * 8 + e;
+    return ((k / 32 * (rows / 8) + i / 8) * 32 + i % 8 * 4 + t) * 8 + e;
+}
+
+static uint64_t x16_sums(uint64_t rows, uint64_t cols) {
+    uint64_t halves = rows == 1 ? (cols + 255) / 256 * 256 : rows * cols;
+    return (halves * 2 + 63) / 64 * 64;
+}
+
+static float x16_value(const uint8_t *from, uint64_t rows, uint64_t i, uint64_t k) {
+    return half_to_float(((const uint16_t *)(const void *)from)[x16_half(rows, i, k)]);
+}
+
+/* Sum of the 32 halves of a block of a row, and of their magnitudes. */
+static double x16_block(const uint8_t *from, uint64_t rows, uint64_t i, uint64_t block, double *size) {
+    double sum = *size = 0;
+    for (uint64_t k = 32 * block; k < 32 * block + 32; k++) {
+        double v = (double)x16_value(from, rows, i, k);
+        sum += v;
+        *size += fabs(v);
+    }
+    return sum;
+}
+
+static void fill_x16(uint8_t *out, const struct plan_test_input *in) {
+    float *sum = (void *)(out + x16_sums(in->rows, in->cols));
+    double size;
+    for (uint64_t i = 0; i < in->rows; i++)
+        for (uint64_t k = 0; k < in->cols; k++)
+            ((uint16_t *)(void *)out)[x16_half(in->rows, i, k)] =
+                half_from_float(in->amplitude * plan_seeded(in->seed, i * in->cols + k));
+    for (uint64_t i = 0; i < in->rows; i++)
+        for (uint64_t b = 0; b < in->cols / 32; b++)
+            sum[b * in->rows + i] = (float)x16_block(out, in->rows, i, b, &size);
+}
+
+/* The sums of an X16 output are those of its halves; padding and rows of missing tokens are zero. */
+static bool x16_is_whole(const uint8_t *from, const struct plan_test *t) {
+    const float *sum = (const void *)(from + x16_sums(t->out_rows, t->out_cols));
+    for (uint64_t k = t->out_cols; t->out_rows == 1 && k % 256; k++)
+        if (x16_value(from, 1, 0, k) != 0) return false;
+    for (uint64_t i = 0; i < t->out_rows; i++)
+        for (uint64_t b = 0; b < t->out_cols / 32; b++) {
+            double size, want = x16_block(from, t->out_rows, i, b, &size);
+            if (!(fabs((double)sum[b * t->out_rows + i] - want) <= 1e-5 * size)) return false;
+            if (i >= t->n_tokens && size != 0) return false;
+        }
+    return true;
+}
+
 static void fill_input(uint8_t *out, const struct plan_test_input *in) {
     uint64_t n = (uint64_t)in->rows * in->cols;
     if (in->dtype == PLAN_A16) {
         fill_a16(out, in);
+        return;
+    }
+    if (in->dtype == PLAN_X16) {
+        fill_x16(out, in);
         return;
     }
     for (uint64_t i = 0; i < n; i++) {
@@ -92,6 +149,7 @@ static float read_value(const uint8_t *from, const struct plan_test *t, uint32_t
     switch (t->out_dtype) {
     case PLAN_F16: return half_to_float(((const uint16_t *)(const void *)from)[i]);
     case PLAN_I32: return (float)((const int32_t *)(const void *)from)[i];
+    case PLAN_X16: return x16_value(from, t->out_rows, row, col);
     case PLAN_A16:
         return (float)((const int16_t *)(const void *)from)[i] *
                ((const float *)(const void *)(from + a16_scales(t->out_rows, t->out_cols)))[i / 32];
@@ -167,6 +225,12 @@ static void test_kernel(struct selftest *s, const struct plan_test *t) {
         double got = read_value(s->buffer, t, value->row, value->col), want = value->want;
         error += (got - want) * (got - want);
         scale += want * want;
+    }
+    if (t->out_dtype == PLAN_X16 && !x16_is_whole(s->buffer, t)) {
+        error_set(&why, JLLM_BAD_PLAN, "self-test: %s is wrong: sums of its output are not those of "
+                  "the values, or what it must leave zero is not: compile the plan again", name);
+        conclude(s, name, false, relative_error(error, scale), t->bound, &why);
+        return;
     }
     conclude_error(s, name, relative_error(error, scale), t->bound);
 }
@@ -250,8 +314,11 @@ static void test_model(struct selftest *s) {
     const struct plan_test_model *t = s->plan->view.test_model;
     struct jllm_error why;
     struct jllm_session *session = jllm_session_new(s->plan, &why);
-    if (session && jllm_prefill(session, (const int32_t *)(t + 1), t->n_tokens, &why))
-        compare_logits(s, jllm_logits(session));
+    const float *logits = NULL;
+    if (session && jllm_prefill(session, (const int32_t *)(t + 1), t->n_tokens, &why) &&
+        !(logits = jllm_logits(session)))
+        why = *jllm_session_failure(session);
+    if (logits) compare_logits(s, logits);
     else conclude(s, "model", false, 0, t->bound, &why);
     jllm_session_free(session);
 }

@@ -16,6 +16,8 @@ target {
     barrier_us = 2,
     memory_gib = 0,
     cuda = "",
+    -- On cuda: a phase is one graph, or a launch a kernel, which costs the CPU more and shows a profiler more.
+    launch = "graph",
 }
 
 -- 40, 48 and 64 keep a prompt a little over 32 tokens one pass over the weights.

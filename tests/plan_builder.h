@@ -344,7 +344,45 @@ static inline void tiny_log_test(struct plan_builder *b, const struct tiny_kerne
     tiny_test(b, t, 1, values);
 }
 
-/* A copy shows what the self-test put into an input: values and sums of A16, fp16. */
+/* x rounded to fp16: in steps of 2^-24 at least. */
+static inline float tiny_half(float x) {
+    float unit = ldexpf(1, ilogbf(x) - 10);
+    if (unit < 0x1p-24f) unit = 0x1p-24f;
+    return rintf(x / unit) * unit;
+}
+
+/* X16 of eight tokens by 32 columns as halves in the order of fragments and as floats of which the last are sums, then of
+ * one token by 64, padded to 256. */
+static inline void tiny_x16_tests(struct plan_builder *b, struct plan_test t) {
+    enum { ROWS = 8, COLS = 32, SUM_AT = ROWS * COLS * 2 / 4 };
+    float sum[ROWS] = {0};
+    tiny_input(b, 0, PLAN_X16, ROWS, COLS, 23, 2);
+    uint32_t values = UINT32_MAX;
+    for (uint32_t i = 0; i < ROWS; i++)
+        for (uint32_t k = 0; k < COLS; k++) {
+            float x = tiny_half(2 * plan_seeded(23, i * COLS + k));
+            uint32_t half = (i * 4 + k % 8 / 2) * 8 + k / 16 * 4 + k / 8 % 2 * 2 + k % 2;
+            uint32_t at = tiny_value(b, 0, half, x);
+            if (values == UINT32_MAX) values = at;
+            sum[i] += x;
+        }
+    t.out_dtype = PLAN_F16, t.out_rows = 1, t.out_cols = ROWS * COLS;
+    tiny_test(b, t, 1, values);
+
+    tiny_input(b, 0, PLAN_X16, ROWS, COLS, 23, 2);
+    values = tiny_value(b, 0, SUM_AT, sum[0]);
+    for (uint32_t i = 1; i < ROWS; i++) tiny_value(b, 0, SUM_AT + i, sum[i]);
+    t.out_dtype = PLAN_F32, t.out_cols = SUM_AT + ROWS;
+    tiny_test(b, t, 1, values);
+
+    tiny_input(b, 0, PLAN_X16, 1, 64, 24, 2);
+    values = tiny_value(b, 0, 0, tiny_half(2 * plan_seeded(24, 0)));
+    for (uint32_t k = 1; k < 64; k++) tiny_value(b, 0, k, tiny_half(2 * plan_seeded(24, k)));
+    t.out_dtype = PLAN_X16, t.out_cols = 64;
+    tiny_test(b, t, 1, values);
+}
+
+/* A copy shows what the self-test put into an input: values and sums of A16, fp16, X16. */
 static inline void tiny_copy_tests(struct plan_builder *b, const struct tiny_kernels *k,
                                    uint32_t launch) {
     enum { ROWS = 4, COLS = 64, BLOCKS = ROWS * COLS / 32, SUM_AT = (ROWS * COLS * 2 + 64) / 4 };
@@ -370,13 +408,12 @@ static inline void tiny_copy_tests(struct plan_builder *b, const struct tiny_ker
     tiny_input(b, 0, PLAN_F16, 5, 64, 22, 0x1p-10f);
     values = UINT32_MAX;
     for (uint32_t i = 0; i < 5 * 64; i++) {
-        float x = 0x1p-10f * plan_seeded(22, i), unit = ldexpf(1, ilogbf(x) - 10);
-        if (unit < 0x1p-24f) unit = 0x1p-24f;
-        uint32_t at = tiny_value(b, i / 64, i % 64, rintf(x / unit) * unit);
+        uint32_t at = tiny_value(b, i / 64, i % 64, tiny_half(0x1p-10f * plan_seeded(22, i)));
         if (values == UINT32_MAX) values = at;
     }
     t.out_dtype = PLAN_F16, t.out_rows = 5, t.out_cols = 64;
     tiny_test(b, t, 1, values);
+    tiny_x16_tests(b, t);
 }
 
 static inline void tiny_model_test(struct plan_builder *b) {

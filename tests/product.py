@@ -305,4 +305,4 @@ def main():
     for name in ("jllmc", "jllm-run", "jllm-bench"):
         if not os.path.exists(tool(name)):
             sys.exit(f"{tool(name)} is missing: build with ninja first")
-    unittest.main(module="__main__", verbosity=1)
+    unittest.main(module="__main__", verbosity=2)   # names what is skipped

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Run every test and print one line each; the last line is `N passed, N failed`.
+"""Run every test and print one line each; the last line is `N passed, N failed`, with `, N skipped` where tests were
+skipped: each of them has a line with its reason.
 
   tests/run.py BINARY...      cmocka programs and this folder's test_*.py; $JLLM_TEST_ONLY names files to run alone
 
@@ -20,14 +21,18 @@ def run(command, timeout=900):
 
 
 def count_cmocka(text):
-    return len(re.findall(r"^\[       OK \]", text, re.M)), len(re.findall(r"^\[  FAILED  \] \S+$", text, re.M))
+    """(passed, failed, [what was skipped and why]); a test says why in the line before it skips."""
+    skipped = re.findall(r"(?m)^(.*)\n\[  SKIPPED \] (\w+)$", text)
+    skipped = [name + ("" if why.startswith("[") else f": {why}") for why, name in skipped]
+    return len(re.findall(r"^\[       OK \]", text, re.M)), len(re.findall(r"^\[  FAILED  \] \S+$", text, re.M)), skipped
 
 
 def count_unittest(text):
     ran = re.search(r"^Ran (\d+) tests? in", text, re.M)
     bad = sum(int(n) for n in re.findall(r"(?:failures|errors)=(\d+)", text))
-    skipped = sum(int(n) for n in re.findall(r"skipped=(\d+)", text))
-    return (int(ran.group(1)) - bad - skipped if ran else 0), bad, skipped
+    skipped = re.findall(r"(?m)^( *)(\w+ \([\w.]+\)[^\n]*?)(?:\n[^\n]*?)? \.\.\. skipped (.*)$", text)
+    whole = sum(not indent for indent, _, _ in skipped)       # others are parts of a test
+    return (int(ran.group(1)) - bad - whole if ran else 0), bad, [f"{name}: {why[1:-1]}" for _, name, why in skipped]
 
 
 def main():
@@ -39,13 +44,15 @@ def main():
         if only and not any(o in name for o in only):
             continue
         rc, text, seconds = run(command)
-        good, bad, *rest = count(text)
+        good, bad, left_out = count(text)
         if rc and not bad:
             bad = 1                      # a crash, a leak report, or no test at all
-        if not rc and not good and not any(rest):
+        if not rc and not good and not left_out:
             bad = 1                      # nothing ran: that is no success
-        passed, failed, skipped = passed + good, failed + bad, skipped + sum(rest)
+        passed, failed, skipped = passed + good, failed + bad, skipped + len(left_out)
         print(f"{'ok  ' if not bad else 'FAIL'} {name}: {good} passed, {bad} failed ({seconds:.1f} s)", flush=True)
+        for what in left_out:
+            print(f"skip {name}: {what}", flush=True)
         if bad:
             print(text[-12000:], flush=True)
     tail = f", {skipped} skipped" if skipped else ""

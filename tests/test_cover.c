@@ -1,5 +1,5 @@
 /* cover_build: following the table costs what the cheapest choice of passes costs, for any costs. */
-#include "../compiler/reference.h"
+#include "../compiler/cover.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* memory_plan: no two values that live at one moment share a byte, pinned values stand still, little is wasted. */
-#include "../compiler/contract.h"
+#include "../compiler/memory.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -278,11 +278,12 @@ struct maker {
     struct selftest t;
 };
 
-enum { CTX = 400, BUCKET = 16 };
+enum { CTX = 400, BUCKET = 16, SPLIT = 64 };
 
 static struct launch_arg arena_arg(struct maker *k, enum plan_dtype type, uint64_t rows, uint64_t cols) {
-    uint64_t bytes = type == PLAN_A16 ? u64_round_up(rows * cols * 2, 64) + 2 * u64_round_up(rows * cols / 32 * 4, 64)
-                                      : rows * cols * 4;
+    uint64_t bytes = rows * cols * 4, halves = rows == 1 && type == PLAN_X16 ? u64_round_up(cols, 256) : rows * cols;
+    if (type == PLAN_A16 || type == PLAN_X16)
+        bytes = u64_round_up(halves * 2, 64) + (type == PLAN_A16 ? 2 : 1) * u64_round_up(rows * cols / 32 * 4, 64);
     k->values[k->p.n_values] = (struct value){ .name = "v", .dtype = type, .rows = rows, .cols = cols, .bytes = bytes };
     return (struct launch_arg){ PLAN_SPACE_ARENA, k->p.n_values++, 0, bytes };
 }
@@ -318,7 +319,7 @@ static void phase_begin(struct maker *k, enum plan_phase_kind kind, uint32_t n) 
 #define TEMPLATE(name_, ...) \
     { .name = #name_, .reference = #name_, .args = (const char *[]){ __VA_ARGS__ }, \
       .n_args = COUNT(((const char *[]){ __VA_ARGS__ })) }
-enum { EMBED, RMS_NORM, MATMUL, ROPE_STORE, ATTENTION, QUANTIZE, ACT_MUL };
+enum { EMBED, RMS_NORM, MATMUL, ROPE_STORE, ATTENTION, QUANTIZE, ACT_MUL, GATE_UP, ATTENTION_PART, ATTENTION_COMBINE };
 static struct contract_template templates[] = {
     TEMPLATE(embed, "w", "out"),
     TEMPLATE(rms_norm, "x", "w", "out"),
@@ -327,6 +328,9 @@ static struct contract_template templates[] = {
     TEMPLATE(attention, "q", "kcache", "vcache", "out"),
     TEMPLATE(quantize, "x", "out"),
     TEMPLATE(act_mul, "gate", "up", "out"),
+    TEMPLATE(gate_up, "a", "wg", "wu", "out"),
+    TEMPLATE(attention_part, "q", "kcache", "vcache", "part"),
+    TEMPLATE(attention_combine, "part", "out"),
 };
 #define ADD(k, template_, key_, ...) \
     kernel_add(k, &templates[template_], key_, COUNT(key_), (const struct launch_arg[]){ __VA_ARGS__ })
@@ -351,6 +355,34 @@ static void maker_attention(struct maker *k, uint32_t n) {
         arena_arg(k, PLAN_A16, n, q));
 }
 
+/* Attention in splits of positions, and what reads and writes X16. */
+static void maker_splits(struct maker *k, uint32_t n) {
+    const struct model *m = &k->f.m;
+    uint32_t q = m->n_head * m->head_dim, rows = (CTX + SPLIT - 1) / SPLIT * n * m->n_head;
+    struct key_field key[] = { KEY("n", n), KEY("n_head", m->n_head), KEY("n_head_kv", m->n_head_kv),
+                               KEY("head_dim", m->head_dim), KEY("split", SPLIT),
+                               { .name = "kv", .type = KEY_STRING, .string = "f16" } };
+    struct launch_arg part = arena_arg(k, PLAN_F32, rows, m->head_dim + 1);
+    ADD(k, ATTENTION_PART, key, arena_arg(k, PLAN_F32, n, q), cache_arg(k, false), cache_arg(k, true), part);
+    ADD(k, ATTENTION_COMBINE, key, part, arena_arg(k, PLAN_X16, n, q));
+}
+
+static void maker_x16(struct maker *k) {
+    const struct model *m = &k->f.m;
+    const struct model_layer *l = &m->layers[0];
+    struct key_field norm[] = { KEY("k", m->n_embd), KEY("n", BUCKET), KEY("row", 0),
+                                { .name = "eps", .type = KEY_FLOAT, .number = m->rms_eps } };
+    struct launch_arg normed = arena_arg(k, PLAN_X16, BUCKET, m->n_embd);
+    ADD(k, RMS_NORM, norm, arena_arg(k, PLAN_F32, BUCKET, m->n_embd), weight_arg(k, l->role[ROLE_FFN_NORM]), normed);
+    struct key_field up[] = { KEY("m", l->n_ff), KEY("k", m->n_embd), KEY("n", BUCKET) };
+    ADD(k, GATE_UP, up, normed, weight_arg(k, l->role[ROLE_FFN_GATE]), weight_arg(k, l->role[ROLE_FFN_UP]),
+        arena_arg(k, PLAN_X16, BUCKET, l->n_ff));
+    struct key_field elements[] = { KEY("k", l->n_ff), KEY("n", BUCKET) };
+    ADD(k, ACT_MUL, elements, arena_arg(k, PLAN_F32, BUCKET, l->n_ff), arena_arg(k, PLAN_F32, BUCKET, l->n_ff),
+        arena_arg(k, PLAN_X16, BUCKET, l->n_ff));
+    maker_splits(k, BUCKET);
+}
+
 static void maker_new(struct maker *k) {
     memset(k, 0, sizeof *k);
     fixture_new(&k->f, true, true, false, false, 32);
@@ -369,6 +401,7 @@ static void maker_new(struct maker *k) {
     ADD(k, ACT_MUL, elements, arena_arg(k, PLAN_F32, BUCKET, l->n_ff), arena_arg(k, PLAN_F32, BUCKET, l->n_ff),
         arena_arg(k, PLAN_A16, BUCKET, l->n_ff));
     ADD(k, QUANTIZE, elements, arena_arg(k, PLAN_F32, BUCKET, l->n_ff), arena_arg(k, PLAN_A16, BUCKET, l->n_ff));
+    maker_x16(k);
     k->launches[k->p.n_launches] = k->launches[0];   /* used again: no second test */
     k->p.n_launches++;
     k->phases[0].n_launches++;
@@ -380,6 +413,7 @@ static void maker_new(struct maker *k) {
     struct key_field head[] = { KEY("m", m->n_vocab), KEY("k", m->n_embd), KEY("n", 1), KEY("residual", 0) };
     ADD(k, MATMUL, head, arena_arg(k, PLAN_A16, 1, m->n_embd), weight_arg(k, m->role[ROLE_OUTPUT]),
         arena_arg(k, PLAN_F32, 1, m->n_vocab));
+    maker_splits(k, 1);
     selftest_build(&k->t, &k->p, &k->f.a);
 }
 
@@ -391,7 +425,7 @@ static double seeded(const struct maker *k, const struct plan_test *t, uint32_t 
         assert_true(row < in->rows && col < in->cols);
         float u = plan_seeded(in->seed, row * in->cols + col);
         if (in->dtype == PLAN_F32) return (double)(in->amplitude * u);
-        if (in->dtype == PLAN_F16) return quant_half(quant_to_half(in->amplitude * u));
+        if (in->dtype == PLAN_F16 || in->dtype == PLAN_X16) return quant_half(quant_to_half(in->amplitude * u));
         assert_int_equal(in->dtype, PLAN_A16);
         float part = plan_seeded(in->seed ^ 0x5ca1e, row * (in->cols / 32) + col / 32);
         return (double)rintf(32767 * u) * (double)in->amplitude / 32767 * (1 + (double)part / 2);
@@ -408,19 +442,56 @@ static double want_head(const struct maker *k, const struct plan_test *t, uint32
     return head[col % m->head_dim];
 }
 
-static double want_attention(const struct maker *k, const struct plan_test *t, uint32_t row, uint32_t col) {
+/* Over the positions [first, end) that the token sees; *total: the sum of e^score. */
+static double want_attended(const struct maker *k, const struct plan_test *t, uint32_t token, uint32_t h, uint32_t col,
+                            uint32_t first, uint32_t end, double *total) {
     const struct model *m = &k->f.m;
-    uint32_t h = col / m->head_dim, from = h / 3 * m->head_dim;
-    double total = 0, sum = 0;
-    for (uint32_t p = 0; p <= t->pos + row; p++) {
+    uint32_t from = h / 3 * m->head_dim;
+    double sum = *total = 0;
+    for (uint32_t p = first; p <= t->pos + token && p < end; p++) {
         double dot = 0;
         for (uint32_t i = 0; i < m->head_dim; i++)
-            dot += seeded(k, t, 0, row, h * m->head_dim + i) * seeded(k, t, 1, p, from + i);
+            dot += seeded(k, t, 0, token, h * m->head_dim + i) * seeded(k, t, 1, p, from + i);
         double e = exp(dot / sqrt(m->head_dim));
+        *total += e;
+        sum += e * seeded(k, t, 2, p, from + col);
+    }
+    return sum / *total;
+}
+
+static double want_attention(const struct maker *k, const struct plan_test *t, uint32_t row, uint32_t col) {
+    double total;
+    return want_attended(k, t, row, col / k->f.m.head_dim, col % k->f.m.head_dim, 0, CTX, &total);
+}
+
+static double want_part(const struct maker *k, const struct plan_test *t, uint32_t row, uint32_t col) {
+    const struct model *m = &k->f.m;
+    uint32_t n = t->out_rows / m->n_head / ((k->p.ctx_max + SPLIT - 1) / SPLIT), first = row / m->n_head / n * SPLIT;
+    double total, v = want_attended(k, t, row / m->n_head % n, row % m->n_head, col % m->head_dim, first, first + SPLIT,
+                                    &total);
+    return col < m->head_dim ? v : log(total) / log(2);
+}
+
+static double want_combine(const struct maker *k, const struct plan_test *t, uint32_t row, uint32_t col) {
+    const struct model *m = &k->f.m;
+    double total = 0, sum = 0;
+    for (uint32_t first = 0; first <= t->pos + row; first += SPLIT) {
+        uint32_t at = (first / SPLIT * t->out_rows + row) * m->n_head + col / m->head_dim;
+        double e = pow(2, seeded(k, t, 0, at, m->head_dim));
         total += e;
-        sum += e * seeded(k, t, 2, p, from + col % m->head_dim);
+        sum += e * seeded(k, t, 0, at, col % m->head_dim);
     }
     return sum / total;
+}
+
+static double want_gate_up(const struct maker *k, const struct plan_test *t, uint32_t row, uint32_t col) {
+    const struct model_layer *l = &k->f.m.layers[0];
+    double gate = 0, up = 0;
+    for (uint32_t i = 0; i < k->f.m.n_embd; i++) {
+        gate += seeded(k, t, 0, row, i) * weight(l->role[ROLE_FFN_GATE], col, i);
+        up += seeded(k, t, 0, row, i) * weight(l->role[ROLE_FFN_UP], col, i);
+    }
+    return gate / (1 + exp(-gate)) * up;
 }
 
 static double want_matmul(const struct maker *k, const struct plan_test *t, uint32_t row, uint32_t col) {
@@ -437,14 +508,17 @@ static double want_value(const struct maker *k, const struct plan_test *t, uint3
     switch ((int)(k->kernels[t->kernel].template - templates)) {
     case EMBED: return weight(m->role[ROLE_TOKEN_EMBD], (t->id + 17 * row) % m->n_vocab, col);
     case RMS_NORM:
-        for (uint32_t i = 0; i < m->n_embd; i++) x[i] = seeded(k, t, 0, t->row, i);
-        slow_norm(m->role[ROLE_OUTPUT_NORM], m->rms_eps, x, x);
+        for (uint32_t i = 0; i < m->n_embd; i++) x[i] = seeded(k, t, 0, t->out_rows == 1 ? t->row : row, i);
+        slow_norm(t->out_rows == 1 ? m->role[ROLE_OUTPUT_NORM] : m->layers[0].role[ROLE_FFN_NORM], m->rms_eps, x, x);
         return x[col];
     case MATMUL: return want_matmul(k, t, row, col);
     case ROPE_STORE:
         if (t->out_arg == 0) return want_head(k, t, 0, row, col);
         return t->out_arg == 6 ? want_head(k, t, 1, row - t->pos, col) : seeded(k, t, 2, row - t->pos, col);
     case ATTENTION: return want_attention(k, t, row, col);
+    case ATTENTION_PART: return want_part(k, t, row, col);
+    case ATTENTION_COMBINE: return want_combine(k, t, row, col);
+    case GATE_UP: return want_gate_up(k, t, row, col);
     case QUANTIZE: return seeded(k, t, 0, row, col);
     default:
         gate = seeded(k, t, 0, row, col);
@@ -452,26 +526,40 @@ static double want_value(const struct maker *k, const struct plan_test *t, uint3
     }
 }
 
-/* The rows that a step of n_tokens defines. */
-static void rows_of(const struct plan_test *t, uint32_t *first, uint32_t *last) {
+/* The rows that a step of n_tokens defines; of split attention the last split alone, unless all rows are defined. */
+static void rows_of(const struct maker *k, const struct plan_test *t, uint32_t *first, uint32_t *last) {
     bool cache = t->out_dtype == PLAN_F16;
     *first = cache ? t->pos : 0;
     *last = *first + t->n_tokens - 1;
+    if (k->kernels[t->kernel].template != &templates[ATTENTION_PART]) return;
+    uint32_t n_head = k->f.m.n_head, rows = t->out_rows / ((k->p.ctx_max + SPLIT - 1) / SPLIT);
+    *first = t->pos / SPLIT * rows;
+    *last = *first + t->n_tokens * n_head - 1;
+    if (t->n_tokens * n_head == rows) *first = 0;
+}
+
+/* Of split attention a test is of the values or of the sums. */
+static void cols_of(const struct maker *k, const struct plan_test *t, uint32_t *first, uint32_t *last) {
+    bool split = k->kernels[t->kernel].template == &templates[ATTENTION_PART];
+    bool sums = split && k->t.values[t->first_value].col == k->f.m.head_dim;
+    *first = sums ? k->f.m.head_dim : 0;
+    *last = split && !sums ? k->f.m.head_dim - 1 : t->out_cols - 1;
 }
 
 static void check_test(const struct maker *k, const struct plan_test *t) {
-    uint32_t first, last;
+    uint32_t first, last, left, right;
     bool corners[4] = { false };
     double error = 0, size = 0;
-    rows_of(t, &first, &last);
+    rows_of(k, t, &first, &last);
+    cols_of(k, t, &left, &right);
     assert_true(t->n_values > 0 && t->n_values <= 64 && last < t->out_rows && t->bound > 0);
     for (uint32_t i = t->first_value; i < t->first_value + t->n_values; i++) {
         const struct plan_test_value *v = &k->t.values[i];
-        assert_true(v->row >= first && v->row <= last && v->col < t->out_cols);
-        corners[0] |= v->row == first && v->col == 0;
-        corners[1] |= v->row == first && v->col == t->out_cols - 1;
-        corners[2] |= v->row == last && v->col == 0;
-        corners[3] |= v->row == last && v->col == t->out_cols - 1;
+        assert_true(v->row >= first && v->row <= last && v->col >= left && v->col <= right);
+        corners[0] |= v->row == first && v->col == left;
+        corners[1] |= v->row == first && v->col == right;
+        corners[2] |= v->row == last && v->col == left;
+        corners[3] |= v->row == last && v->col == right;
         for (uint32_t j = t->first_value; j < i; j++)
             assert_true(k->t.values[j].row != v->row || k->t.values[j].col != v->col);
         double want = want_value(k, t, v->row, v->col);
@@ -488,17 +576,21 @@ static void test_selftest_kernels(void **state) {
     (void)state;
     static struct maker k;
     maker_new(&k);
-    unsigned of_kernel[COUNT(k.kernels)] = { 0 }, far = 0;
+    unsigned of_kernel[COUNT(k.kernels)] = { 0 }, far = 0, sums = 0;
     for (unsigned i = 0; i < k.t.n_tests; i++) {
         const struct plan_test *t = &k.t.tests[i];
         of_kernel[t->kernel]++;
         far += t->pos > 256;
+        sums += k.t.values[t->first_value].col == k.f.m.head_dim && t->out_cols == k.f.m.head_dim + 1;
         assert_int_equal(k.launches[t->launch].kernel, t->kernel);
         check_test(&k, t);
     }
-    assert_int_equal(k.t.n_tests, k.p.n_kernels + 3);   /* two outputs more of rope_store, attention far out */
+    /* Two outputs more of rope_store, attention far out; split attention near and far, values and sums, and combined
+     * near and at a seam, each for two phases. */
+    assert_int_equal(k.t.n_tests, k.p.n_kernels + 3 + 2 * (3 + 1));
+    assert_int_equal(sums, 4);
     for (unsigned i = 0; i < k.p.n_kernels; i++) assert_true(of_kernel[i] > 0);
-    assert_int_equal(far, 1);
+    assert_int_equal(far, 1 + 2 * 2);
     for (unsigned i = 0; i < k.t.n_inputs; i++)
         for (unsigned j = 0; j < i; j++)
             assert_true(k.t.inputs[i].seed != k.t.inputs[j].seed || k.t.inputs[i].arg == k.t.inputs[j].arg);

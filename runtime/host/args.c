@@ -1,11 +1,10 @@
-/* getopt_long_only takes llama.cpp's single-dash long names. What a plan has fixed is refused with
- * what to do instead, everything unknown is a usage error. */
+/* getopt_long_only takes llama.cpp's single-dash long names; its abbreviations are refused, since a
+ * later option would change what they mean. What a plan has fixed is refused with what to do instead,
+ * everything unknown is a usage error. */
 #include "args.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <limits.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,13 +18,15 @@ static const char usage[] =
     "\n"
     "  -m, --model PLAN         the plan, instead of as the first argument\n"
     "  -p, --prompt TEXT        the prompt; with chat rules one user message, answered once\n"
-    "  -f, --file FILE          the prompt from a file\n"
+    "  -f, --file FILE          the prompt from a file; -: from stdin\n"
     "  -sys, --system-prompt T  the system message\n"
     "  --no-escape              take \\n, \\t, \\\\ and the like in -p and -sys as they are\n"
     "  -no-cnv                  raw completion, without chat rules\n"
     "  -n, --predict N          tokens of the answer at most (-1: until its end)\n"
     "  -c, --ctx-size N         use at most N tokens of the plan's context\n"
     "  -t, --threads N          threads (all cores that the process may use)\n"
+    "  --device cpu|cuda        refuse a plan that is for another device\n"
+    "  --single-launches        CUDA: wait for each launch, so that an error names its kernel\n"
     "  --reasoning-budget 0     ask for an answer without thinking\n"
     "  --temp T                 temperature (0.8); 0: always the likeliest token\n"
     "  --top-k N  --top-p P  --min-p P                    samplers (40, 0.95, 0.05)\n"
@@ -36,8 +37,8 @@ static const char usage[] =
     "  --selftest               check weights, every kernel, and the model against stored values\n"
     "  --verify                 check the hash of every weight first\n"
     "  --logits FILE.npy        float32 [tokens, vocabulary] for every prompt position\n"
-    "  --tokens 1,2,3           with --logits: ids instead of a prompt\n"
-    "  --tokenize               text on stdin to a JSON array of ids on stdout\n"
+    "  --tokens 1,2,3           with --logits: ids instead of a prompt; a JSON array, too\n"
+    "  --tokenize               text of -p, -f or stdin to a JSON array of ids on stdout\n"
     "  --detokenize             a JSON array of ids on stdin to text on stdout\n"
     "  -v, --verbose  --version  -h, --help\n";
 
@@ -46,7 +47,7 @@ enum option_id {
     OPT_CTX, OPT_THREADS, OPT_REASONING, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
     OPT_REPEAT_PENALTY, OPT_REPEAT_LAST, OPT_SEED, OPT_IGNORE_EOS, OPT_HIDE_PROMPT,
     OPT_SELFTEST, OPT_VERIFY, OPT_LOGITS, OPT_TOKENS, OPT_TOKENIZE, OPT_DETOKENIZE, OPT_VERBOSE,
-    OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
+    OPT_DEVICE, OPT_SINGLE_LAUNCHES, OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
 };
 
 static const struct option options[] = {
@@ -59,6 +60,7 @@ static const struct option options[] = {
     {"n", 1, 0, OPT_PREDICT}, {"predict", 1, 0, OPT_PREDICT}, {"n-predict", 1, 0, OPT_PREDICT},
     {"c", 1, 0, OPT_CTX}, {"ctx-size", 1, 0, OPT_CTX},
     {"t", 1, 0, OPT_THREADS}, {"threads", 1, 0, OPT_THREADS},
+    {"device", 1, 0, OPT_DEVICE}, {"single-launches", 0, 0, OPT_SINGLE_LAUNCHES},
     {"reasoning-budget", 1, 0, OPT_REASONING},
     {"temp", 1, 0, OPT_TEMP}, {"temperature", 1, 0, OPT_TEMP},
     {"top-k", 1, 0, OPT_TOP_K}, {"top-p", 1, 0, OPT_TOP_P}, {"min-p", 1, 0, OPT_MIN_P},
@@ -86,10 +88,71 @@ static _Noreturn void stop(int code, const char *format, ...) {
     va_start(args, format);
     fputs("error: ", stderr);
     vfprintf(stderr, format, args);
-    fputs(code == EXIT_USAGE ? "\njllm-run --help lists the options\n" : "\n", stderr);
+    if (code == EXIT_USAGE) fprintf(stderr, "\n%s --help lists the options", program_invocation_short_name);
+    fputc('\n', stderr);
     va_end(args);
     exit(code);
 }
+
+/* ---- options as getopt takes them ---- */
+
+enum { WORD_MAX = 32 };
+
+/* Edits (one letter more, less or another) between a[n] and b. */
+static size_t word_distance(const char *a, size_t n, const char *b) {
+    size_t row[WORD_MAX + 1], m = strlen(b);
+    if (n > WORD_MAX || m > WORD_MAX) return WORD_MAX;
+    for (size_t j = 0; j <= m; j++) row[j] = j;
+    for (size_t i = 1; i <= n; i++) {
+        size_t corner = row[0]++;
+        for (size_t j = 1; j <= m; j++) {
+            size_t best = corner + (a[i - 1] != b[j - 1]);
+            corner = row[j];
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            row[j] = best;
+        }
+    }
+    return row[m];
+}
+
+/* The option that word[n] may have meant: one letter in three wrong at most, else the first that it
+ * begins; NULL: none. */
+static const char *near_option(const char *word, size_t n, const struct option *known) {
+    const char *best = NULL, *longer = NULL;
+    size_t nearest = n < 3 ? 1 : n / 3 + 1;
+    for (const struct option *o = known; o->name; o++) {
+        size_t distance = word_distance(word, n, o->name);
+        if (distance < nearest) nearest = distance, best = o->name;
+        if (!longer && n && strncmp(word, o->name, n) == 0) longer = o->name;
+    }
+    return best ? best : longer;
+}
+
+static _Noreturn void refuse_unknown(const char *argument, const char *word, size_t n,
+                                     const struct option *known) {
+    const char *near = near_option(word, n, known);
+    if (near)
+        stop(EXIT_USAGE, "unknown option '%s'; did you mean '%s%s'?", argument,
+             near[1] ? "--" : "-", near);
+    stop(EXIT_USAGE, "unknown option '%s'", argument);
+}
+
+int args_next(int argc, char **argv, const struct option *known, int *at) {
+    opterr = 0;
+    int id = getopt_long_only(argc, argv, "", known, at);
+    if (id == -1) return id;
+    bool apart = id != '?' && optarg && optarg == argv[optind - 1];
+    const char *argument = argv[optind - 1 - apart], *word = argument + strspn(argument, "-");
+    size_t n = strcspn(word, "=");
+    const struct option *o = known;
+    while (o->name && (strncmp(o->name, word, n) || o->name[n])) o++;
+    if (!o->name) refuse_unknown(argument, word, n, known);
+    if (id == '?') stop(EXIT_USAGE, word[n] ? "'%s': it takes no value" : "'%s' needs a value", argument);
+    return id;
+}
+
+/* ---- values ---- */
 
 /* A number in [low, high], the whole argument. */
 static long long number(const char *name, const char *text, long long low, long long high) {
@@ -97,7 +160,7 @@ static long long number(const char *name, const char *text, long long low, long 
     errno = 0;
     long long n = strtoll(text, &end, 10);
     if (errno || end == text || *end || n < low || n > high)
-        stop(EXIT_USAGE, "-%s '%s': not a number in its range", name, text);
+        stop(EXIT_USAGE, "-%s '%s': not a whole number from %lld to %lld", name, text, low, high);
     return n;
 }
 
@@ -105,7 +168,7 @@ static float fraction(const char *name, const char *text, double low, double hig
     char *end;
     double x = strtod(text, &end);
     if (end == text || *end || !(x >= low && x <= high))
-        stop(EXIT_USAGE, "-%s '%s': not a number in its range", name, text);
+        stop(EXIT_USAGE, "-%s '%s': not a number from %g to %g", name, text, low, high);
     return (float)x;
 }
 
@@ -123,19 +186,21 @@ static void resolve_escapes(char *text) {
     *out = 0;
 }
 
-/* A text file; like llama.cpp without the newline at its end. */
+/* A text file or, by "-", stdin; like llama.cpp without the newline at its end. */
 static char *read_file(const char *path) {
-    FILE *f = fopen(path, "rb");
+    FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     size_t bytes = 0, room = 1 << 16;
     char *text = malloc(room);
     if (!f) stop(EXIT_ENVIRONMENT, "%s: %s", path, strerror(errno));
     for (size_t n; text && (n = fread(text + bytes, 1, room - bytes - 1, f)) > 0;) {
         bytes += n;
+        if (bytes > ARGS_INPUT_BYTES_MAX)
+            stop(EXIT_BAD_INPUT, "%s: longer than %d MiB", path, ARGS_INPUT_BYTES_MAX >> 20);
         if (room - bytes < 2) text = realloc(text, room *= 2);
     }
     if (!text) stop(EXIT_ENVIRONMENT, "%s: %s", path, "out of memory");
     if (ferror(f)) stop(EXIT_ENVIRONMENT, "%s: %s", path, strerror(errno));
-    fclose(f);
+    if (f != stdin) fclose(f);
     if (memchr(text, 0, bytes))
         stop(EXIT_BAD_INPUT, "%s: %s", path, "the file holds NUL bytes: it is not text");
     if (bytes && text[bytes - 1] == '\n') bytes--;
@@ -169,6 +234,11 @@ static void apply_text(struct args *a, int id, const char *value) {
     case OPT_SYSTEM: replace_text(&a->system, strdup(value)); break;
     case OPT_LOGITS: a->mode = ARGS_LOGITS; a->logits_path = value; break;
     case OPT_TOKENS: a->tokens = value; break;
+    case OPT_DEVICE:
+        a->device = value;
+        if (strcmp(value, "cpu") != 0 && strcmp(value, "cuda") != 0)
+            stop(EXIT_USAGE, "--device '%s': cpu or cuda", value);
+        break;
     default: break;
     }
 }
@@ -184,7 +254,7 @@ static void apply_number(struct args *a, int id, const char *name, const char *v
         a->sampler.repeat_last = (int)number(name, value, 0, SAMPLER_PENALTY_LAST_MAX);
         break;
     case OPT_SEED: a->seed = number(name, value, -1, LLONG_MAX); break;
-    case OPT_TEMP: a->sampler.temperature = fraction(name, value, -HUGE_VAL, 1e6); break;
+    case OPT_TEMP: a->sampler.temperature = fraction(name, value, -1e6, 1e6); break;
     case OPT_TOP_P: a->sampler.top_p = fraction(name, value, 0, 1); break;
     case OPT_MIN_P: a->sampler.min_p = fraction(name, value, 0, 1); break;
     case OPT_REPEAT_PENALTY: a->sampler.repeat_penalty = fraction(name, value, 1e-3, 1e3); break;
@@ -199,6 +269,7 @@ static void apply_switch(struct args *a, int id) {
     case OPT_HIDE_PROMPT: a->hide_prompt = true; break;
     case OPT_VERIFY: a->verify = true; break;
     case OPT_VERBOSE: a->verbose = true; break;
+    case OPT_SINGLE_LAUNCHES: a->single_launches = true; break;
     case OPT_SELFTEST: a->mode = ARGS_SELFTEST; break;
     case OPT_TOKENIZE: a->mode = ARGS_TOKENIZE; break;
     case OPT_DETOKENIZE: a->mode = ARGS_DETOKENIZE; break;
@@ -213,6 +284,10 @@ static void apply_switch(struct args *a, int id) {
 static void check(const struct args *a) {
     if (!a->plan) stop(EXIT_USAGE, "no plan given");
     if (a->tokens && a->mode != ARGS_LOGITS) stop(EXIT_USAGE, "--tokens goes with --logits");
+    if (a->tokens && a->prompt) stop(EXIT_USAGE, "--tokens stands for a prompt; give one of the two");
+    if (a->logits_path && !*a->logits_path) stop(EXIT_USAGE, "--logits takes the name of a file");
+    if (a->prompt && a->mode == ARGS_DETOKENIZE)
+        stop(EXIT_USAGE, "--detokenize reads ids from stdin, and takes no prompt");
     bool wants_prompt = a->mode == ARGS_GENERATE || (a->mode == ARGS_LOGITS && !a->tokens);
     if (wants_prompt && !a->prompt) stop(EXIT_USAGE, "no prompt given: -p TEXT or -f FILE");
 }
@@ -221,13 +296,7 @@ void args_parse(struct args *a, int argc, char **argv) {
     bool escapes = true, prompt_escapes = false;
     int id, at;
     *a = (struct args){.n_predict = -1, .seed = -1, .sampler = SAMPLER_DEFAULTS};
-    opterr = 0;
-    while ((id = getopt_long_only(argc, argv, "", options, &at)) != -1) {
-        if (id == '?') {
-            if (optopt > 0 && optopt < OPT_FIXED_LAYERS)
-                stop(EXIT_USAGE, "'%s' needs a value", argv[optind - 1]);
-            stop(EXIT_USAGE, "unknown option '%s'", argv[optind - 1]);
-        }
+    while ((id = args_next(argc, argv, options, &at)) != -1) {
         const char *name = options[at].name;
         if (id >= OPT_FIXED_LAYERS) refuse_fixed(id, name);
         if (id == OPT_NO_ESCAPE) escapes = false;

@@ -2,6 +2,7 @@
 #ifndef ARGS_H
 #define ARGS_H
 
+#include <getopt.h>
 #include <stdbool.h>
 
 #include "sampler.h"
@@ -9,6 +10,8 @@
 #define JLLM_VERSION "0.1.0"
 
 enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_ENVIRONMENT = 3 };
+
+enum { ARGS_INPUT_BYTES_MAX = 256 << 20 };   /* of -f and of stdin */
 
 enum args_mode { ARGS_GENERATE, ARGS_LOGITS, ARGS_TOKENIZE, ARGS_DETOKENIZE, ARGS_SELFTEST };
 
@@ -18,13 +21,19 @@ struct args {
     char *prompt;               /* of -p (escapes resolved) or -f; NULL: none given */
     char *system;               /* of -sys; NULL: none given */
     const char *logits_path, *tokens;
+    const char *device;         /* "cpu", "cuda"; NULL: the plan's */
     int n_predict;              /* -1: until the end */
     long ctx;                   /* 0: the plan's */
     int threads;                /* 0: the cores given */
     long long seed;             /* -1: random */
     struct sampler_options sampler;
-    bool raw, ignore_eos, hide_prompt, verify, verbose, plain;
+    bool raw, ignore_eos, hide_prompt, verify, verbose, plain, single_launches;
 };
+
+/* getopt_long_only without abbreviations: the next option's value with its index and optarg, or -1.
+ * What it does not know (with a suggestion), or what lacks a value or has one too many, ends the
+ * program with exit code 2. */
+int args_next(int argc, char **argv, const struct option *known, int *at);
 
 /* Parses, or prints help or version and exits 0, or prints what is wrong and exits 2 (3 when a file
  * cannot be read). */

@@ -1,10 +1,13 @@
 /* jllm-run: a plan and a prompt to text. The answer goes to stdout, everything else to stderr.
  * Exit codes: 0, 1 bad input, 2 usage, 3 environment. Answers one prompt; does not chat. */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <jansson.h>
 #define XXH_INLINE_ALL
@@ -18,6 +21,7 @@
 #include "npy.h"
 #include "sampler.h"
 #include "tokenizer.h"
+#include "utf8.h"
 
 struct run {
     struct args args;
@@ -36,8 +40,22 @@ struct run {
     struct jllm_stats stats_prefilled;
 };
 
+/* A line that may hold words of the plan: a terminal is not given what they hide. */
+static void say(FILE *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void say(FILE *f, const char *format, ...) {
+    char *text = NULL;
+    va_list args;
+    va_start(args, format);
+    int n = vasprintf(&text, format, args);
+    va_end(args);
+    if (n < 0) return;
+    utf8_disarm(text, (size_t)n);
+    fputs(text, f);
+    free(text);
+}
+
 static _Noreturn void stop(int code, const char *text) {
-    fprintf(stderr, "error: %s\n", text);
+    say(stderr, "error: %s\n", text);
     exit(code);
 }
 
@@ -49,7 +67,9 @@ static _Noreturn void stop_error(const struct jllm_error *e) {
 
 static void open_plan(struct run *r) {
     struct jllm_error e;
-    struct jllm_options options = {.n_threads = r->args.threads, .verify = r->args.verify};
+    struct jllm_options options = {.n_threads = r->args.threads, .verify = r->args.verify,
+                                   .device = r->args.device,
+                                   .single_launches = r->args.single_launches};
     r->plan = jllm_open(r->args.plan, &options, &e);
     if (!r->plan) stop_error(&e);
     r->info = jllm_plan_info(r->plan);
@@ -89,15 +109,17 @@ static void open_session(struct run *r) {
 
 static void show_plan(const struct run *r) {
     const struct jllm_info *i = r->info;
-    fprintf(stderr, "model   %s (%s, %s), vocabulary %u, context %u of %u\n", i->model_name,
+    say(stderr, "model   %s (%s, %s), vocabulary %u, context %u of %u\n", i->model_name,
             i->arch, i->quants, i->n_vocab, i->ctx_max, i->ctx_train);
-    fprintf(stderr, "plan    %s, spec %s (%s), target %s, %s\n", i->plan_hash, i->spec_name,
+    say(stderr, "plan    %s, spec %s (%s), target %s, %s\n", i->plan_hash, i->spec_name,
             i->spec_hash, i->target, i->compiler);
     fprintf(stderr, "memory  weights %.1f MiB, cache %.1f MiB, arena %.1f MiB\n",
             (double)i->weights_bytes / 0x1p20, (double)i->cache_bytes / 0x1p20,
             (double)i->arena_bytes / 0x1p20);
-    fprintf(stderr, "device  %s, %u threads; prompt %zu tokens%s\n", i->device, i->n_threads,
-            r->prompt.n, r->chatting ? ", by chat rules" : "");
+    fprintf(stderr, "device  %s", i->device);
+    if (*i->device_name) fprintf(stderr, ", %s", i->device_name);
+    else fprintf(stderr, ", %u threads", i->n_threads);
+    fprintf(stderr, "; prompt %zu tokens%s\n", r->prompt.n, r->chatting ? ", by chat rules" : "");
 }
 
 /* ---- the prompt ---- */
@@ -130,16 +152,23 @@ static void encode_prompt(struct run *r) {
     }
 }
 
-/* --tokens 1,2,3 */
+static const char *skip_blanks(const char *p, bool list) { return list ? p + strspn(p, " ") : p; }
+
+/* --tokens 1,2,3 or, as --tokenize prints them, [1, 2, 3] */
 static void parse_tokens(struct run *r) {
-    for (const char *p = r->args.tokens; *p;) {
+    const char *p = r->args.tokens;
+    bool list = *p == '[', more = true;
+    for (p += list; more; p += more) {
         char *end;
-        long id = strtol(p, &end, 10);
-        if (end == p || id < 0 || id >= (long)r->info->n_vocab || (*end && *end != ','))
-            stop(EXIT_USAGE, "--tokens takes ids of the vocabulary, separated by commas");
+        p = skip_blanks(p, list);
+        long id = *p >= '0' && *p <= '9' ? strtol(p, &end, 10) : -1;
+        if (id < 0 || id >= (long)r->info->n_vocab) break;
         tokenizer_ids_add(&r->prompt, (int32_t)id);
-        p = end + (*end == ',');
+        p = skip_blanks(end, list);
+        more = *p == ',';
     }
+    if (more || strcmp(p, list ? "]" : "") != 0)
+        stop(EXIT_USAGE, "--tokens takes ids of the vocabulary, as in 1,2,3 or [1, 2, 3]");
 }
 
 /* How to get a context of at least n tokens; below the plan's limit it is only -c that is in the
@@ -147,6 +176,8 @@ static void parse_tokens(struct run *r) {
 static void say_remedy(const struct run *r, size_t n) {
     if (n <= r->info->ctx_max)
         fprintf(stderr, "-c allows %zu tokens of the plan's %u\n", r->ctx, r->info->ctx_max);
+    else if (r->info->ctx_max == r->info->ctx_train)
+        fprintf(stderr, "that is all that the model was trained for\n");
     else
         fprintf(stderr, "for more: jllmc compile MODEL.gguf --set memory.ctx_max=%zu\n",
                 (n + 1023) / 1024 * 1024);
@@ -166,8 +197,9 @@ static void check_prompt(const struct run *r) {
 /* A reader that has gone away (head, a closed pipe) is no news to anyone: leave without a word. */
 static void check_out(bool ok) {
     if (ok) return;
-    if (errno != EPIPE) perror("error: stdout");
-    _exit(EXIT_BAD_INPUT);
+    if (errno == EPIPE) _exit(EXIT_BAD_INPUT);
+    perror("error: stdout");
+    _exit(EXIT_ENVIRONMENT);
 }
 
 static void write_out(const char *p, size_t bytes) {
@@ -214,6 +246,23 @@ static void start_sampler(struct run *r) {
     for (size_t i = 0; i < r->prompt.n; i++) sampler_accept(r->sampler, r->prompt.ids[i]);
 }
 
+/* On a GPU it shows only here that a step went wrong. */
+static const float *need_logits(struct run *r) {
+    const float *logits = jllm_logits(r->session);
+    if (!logits) stop_error(jllm_session_failure(r->session));
+    return logits;
+}
+
+static volatile sig_atomic_t interrupted;
+
+/* The first Ctrl-C ends the answer, the second the program. */
+static void on_interrupt(int number) { interrupted = number; }
+
+static void catch_interrupt(void) {
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART | (int)SA_RESETHAND};
+    sigaction(SIGINT, &action, NULL);
+}
+
 static void generate(struct run *r) {
     struct jllm_error e;
     size_t most = r->args.n_predict < 0 ? SIZE_MAX : (size_t)r->args.n_predict;
@@ -221,8 +270,8 @@ static void generate(struct run *r) {
     if (!jllm_prefill(r->session, r->prompt.ids, r->prompt.n, &e)) stop_error(&e);
     r->prefilled = measure_seconds();
     r->stats_prefilled = jllm_session_stats(r->session);
-    while (r->n_generated < most && !full) {
-        int32_t id = sampler_choose(r->sampler, jllm_logits(r->session));
+    while (r->n_generated < most && !full && !interrupted) {
+        int32_t id = sampler_choose(r->sampler, need_logits(r));
         if (is_stop(r, id)) break;
         sampler_accept(r->sampler, id);
         write_token(r, id);
@@ -254,16 +303,22 @@ static void show_rate(const char *name, double seconds, uint64_t n, const char *
 static void show_bandwidth(const struct run *r, uint64_t decode_bytes, double seconds) {
     size_t bytes =
         r->info->weights_bytes < (64u << 20) ? (size_t)r->info->weights_bytes : 64u << 20;
-    double gbps = 1e-9 * (double)decode_bytes / seconds,
-           peak = measure_read_gbps(r->info->n_threads, bytes, 0.05);
+    double gbps = 1e-9 * (double)decode_bytes / seconds, peak = r->info->peak_gbps;
+    bool known = peak > 0;
+    if (!known) peak = measure_read_gbps(r->info->n_threads, bytes, 0.05);
     fprintf(stderr, "%16s      = %10.2f GB/s of weights", "bandwidth", gbps);
-    if (peak > 0)
+    if (peak > 0 && gbps > peak)
+        fprintf(stderr, ", which come from a cache: memory gives %.1f GB/s", peak);
+    else if (known)
+        fprintf(stderr, ", %.0f %% of the %.1f GB/s of %s", 100 * gbps / peak, peak,
+                r->info->device_name);
+    else if (peak > 0)
         fprintf(stderr, ", %.0f %% of the %.1f GB/s that %u threads read from %.0f MiB",
                 100 * gbps / peak, peak, r->info->n_threads, (double)bytes / 0x1p20);
     fputc('\n', stderr);
 }
 
-static void show_timings(const struct run *r) {
+static void show_timings(struct run *r) {
     struct jllm_stats now = jllm_session_stats(r->session);
     uint64_t steps = now.decode_steps - r->stats_prefilled.decode_steps;
     double decoding = r->finished - r->prefilled;
@@ -278,7 +333,7 @@ static void show_timings(const struct run *r) {
             (double)memory / 0x1p20, (double)r->info->plan_bytes / 0x1p20);
     fprintf(
         stderr, "%16s      = %016llx\n", "logits hash",
-        (unsigned long long)XXH3_64bits(jllm_logits(r->session), r->info->n_vocab * sizeof(float)));
+        (unsigned long long)XXH3_64bits(need_logits(r), r->info->n_vocab * sizeof(float)));
 }
 
 static int run_generate(struct run *r) {
@@ -288,11 +343,12 @@ static int run_generate(struct run *r) {
     if (r->args.verbose) show_plan(r);
     open_session(r);
     start_sampler(r);
+    catch_interrupt();
     r->loaded = measure_seconds();
     if (!r->chatting && !r->args.hide_prompt) write_out(r->args.prompt, strlen(r->args.prompt));
     generate(r);
     show_timings(r);
-    return 0;
+    return interrupted ? 128 + interrupted : 0;
 }
 
 /* ---- the other modes ---- */
@@ -321,6 +377,9 @@ static int run_logits(struct run *r) {
     }
     check_prompt(r);
     open_session(r);
+    struct stat plan, file;
+    if (!stat(r->args.plan, &plan) && !stat(r->args.logits_path, &file) && plan.st_ino == file.st_ino && plan.st_dev == file.st_dev)
+        stop(EXIT_USAGE, "--logits names the plan itself");
     if (!npy_open(&rows.file, r->args.logits_path, r->prompt.n, rows.n_vocab))
         stop_file(r->args.logits_path);
     bool ok = jllm_prefill_rows(r->session, r->prompt.ids, r->prompt.n, keep_row, &rows, &e);
@@ -334,10 +393,20 @@ static char *read_stdin(size_t *bytes) {
     char *text = malloc(room);
     *bytes = 0;
     while (text && (n = fread(text + *bytes, 1, room - *bytes, stdin)) > 0)
-        if ((*bytes += n) == room) text = realloc(text, room *= 2);
+        if ((*bytes += n) == room) {
+            if (room >= ARGS_INPUT_BYTES_MAX) stop(EXIT_BAD_INPUT, "stdin is longer than 256 MiB");
+            text = realloc(text, room *= 2);
+        }
     if (!text) stop(EXIT_ENVIRONMENT, "out of memory");
     if (ferror(stdin)) stop_file("stdin");
     return text;
+}
+
+static char *need_copy(const char *text, size_t *bytes) {
+    char *copy = strdup(text);
+    if (!copy) stop(EXIT_ENVIRONMENT, "out of memory");
+    *bytes = strlen(text);
+    return copy;
 }
 
 static int run_tokenize(struct run *r) {
@@ -345,7 +414,7 @@ static int run_tokenize(struct run *r) {
     struct tokenizer_ids ids = {0};
     size_t bytes;
     open_tokenizer(r);
-    char *text = read_stdin(&bytes);
+    char *text = r->args.prompt ? need_copy(r->args.prompt, &bytes) : read_stdin(&bytes);
     if (!tokenizer_encode(r->tokenizer, text, bytes, &ids, &e)) stop_error(&e);
     json_t *list = json_array();
     for (size_t i = 0; i < ids.n; i++) json_array_append_new(list, json_integer(ids.ids[i]));
@@ -393,7 +462,7 @@ static int run_detokenize(struct run *r) {
 static void show_check(void *user, const struct jllm_check *check) {
     unsigned *n = user;
     n[check->ok ? 0 : 1]++;
-    printf("%-4s  %s", check->ok ? "ok" : "FAIL", check->name);
+    say(stdout, "%-4s  %s", check->ok ? "ok" : "FAIL", check->name);
     if (check->bound > 0) printf("  error %.2e, bound %.2e", check->error, check->bound);
     putchar('\n');
 }
@@ -408,13 +477,30 @@ static int run_selftest(struct run *r) {
     return 0;
 }
 
+static void on_bus_error(int number) {
+    static const char text[] = "\nerror: the plan became shorter while it was in use\n";
+    (void)number;
+    (void)!write(2, text, sizeof text - 1);
+    _exit(EXIT_BAD_INPUT);
+}
+
+/* Descriptors 0 to 2 are open, so that no file becomes stderr; a closed pipe and a full disk are errors of a write. */
+static void start_safely(void) {
+    int fd;
+    while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= 2) {}
+    if (fd > 2) close(fd);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGBUS, on_bus_error);
+}
+
 int main(int argc, char **argv) {
     static int (*const modes[])(struct run *) = {
         [ARGS_GENERATE] = run_generate, [ARGS_LOGITS] = run_logits, [ARGS_TOKENIZE] = run_tokenize,
         [ARGS_DETOKENIZE] = run_detokenize, [ARGS_SELFTEST] = run_selftest,
     };
     struct run r = {.start = measure_seconds()};
-    signal(SIGPIPE, SIG_IGN);
+    start_safely();
     args_parse(&r.args, argc, argv);
     open_plan(&r);
     int code = modes[r.args.mode](&r);

@@ -1,0 +1,16 @@
+/* Shows what a plan holds: header, facts, memory, types, phases, kernels with their resources, weight pieces. The plan is
+ * checked as a runtime checks it before a field of it is believed; weights are not hashed (jllm-run --selftest does).
+ */
+#ifndef INSPECT_H
+#define INSPECT_H
+
+#include "base.h"
+#include "diag.h"
+
+enum inspect_format { INSPECT_MARKDOWN, INSPECT_JSON };
+
+/* 0, or the exit code after a diagnostic: 1 when the file is no sound plan, 3 when it cannot be read. Both formats hold
+ * the same fields in the same order. */
+int inspect_plan(const char *path, enum inspect_format format, FILE *out, struct arena *a, struct diag *d);
+
+#endif

@@ -1,0 +1,17 @@
+// out = silu(gate) * up, silu(g) = g / (1 + e^-g), as X16. A warp makes 32 columns of token
+// blockIdx.y; rows of missing tokens become zero.
+#include "x16.cuh"
+
+extern "C" __global__ void __launch_bounds__(128)
+    JT_NAME(const float *gate, const float *up, void *out, const plan_step *step) {
+    grid_dependency_wait();
+    const u32 lane = threadIdx.x % 32, block = blockIdx.x * 4 + threadIdx.x / 32, token = blockIdx.y;
+    if (block >= x16_cols<JT_N, JT_K> / 32) return;
+    float v = 0;
+    u32 k = block * 32 + lane;
+    if (token < step->n_tokens && k < JT_K) {
+        float g = gate[static_cast<u64>(token) * JT_K + k];
+        v = g / (1.0f + exp_approx(-g)) * up[static_cast<u64>(token) * JT_K + k];
+    }
+    x16_store<JT_N, JT_K>(out, token, block, lane, v);
+}

@@ -1,0 +1,252 @@
+// part[s][t][h] = softmax(q k / sqrt(head_dim)) v over the JT_SPLIT cache positions of split s that
+// token t sees, and log2 of the sum of exponentials of the scores, for attention_combine.cu.
+//
+// Block (x, y, z) has query rows 16x .. of KV head y (row r is token r / group, head r % group of
+// those that share the KV head) and split z; one with nothing to see leaves at once. Its warps take
+// step_positions positions at a time in turn, each with a running maximum (online softmax, Milakov
+// and Gimelshein 2018); what they have is added warp after warp. Which warp takes which positions
+// depends on positions alone, so a token's bits do not depend on the tokens beside it nor on JT_N.
+//
+// Products run on tensor cores: the cache is fp16 as it is, queries and weights are each split into
+// two halves, v = high + low, so that nothing but fp32 sums is rounded. K and V go from memory to
+// fragments directly: dimensions within a block of 32 (K), and within one of 64 (V), stand in the
+// order in which a lane's 16-byte load finds them, which a sum over them, or a row of the output,
+// does not see.
+#include "arch.cuh"
+
+constexpr u32 group = JT_N_HEAD / JT_N_HEAD_KV, cache_cols = JT_N_HEAD_KV * JT_HEAD_DIM;
+constexpr u32 rows_used = JT_N * group < 16 ? JT_N * group : 16;  // of a tile
+constexpr u32 k_blocks = (JT_HEAD_DIM + 31) / 32, v_blocks = (JT_HEAD_DIM + 63) / 64;
+constexpr u32 tiles = JT_HEAD_DIM > 128 ? 2 : 4, step_positions = 8 * tiles;  // what registers allow
+constexpr u32 stride = 72;  // of a row in shared memory: no bank conflicts
+constexpr u32 pick_low = 0x5410, pick_high = 0x7632;
+
+DEV float minus_infinity() { return __uint_as_float(0xff800000); }
+
+// Query row r of the KV head, dimension d, in units of log2; 0 where there is none.
+DEV float query(const float *q, u32 r, u32 d, u32 n_tokens) {
+    const float scale = 1.44269504089f / sqrtf(static_cast<float>(JT_HEAD_DIM));
+    if (r / group >= n_tokens || d >= JT_HEAD_DIM) return 0;
+    u64 head = static_cast<u64>(r / group) * JT_N_HEAD + blockIdx.y * group + r % group;
+    return q[head * JT_HEAD_DIM + d] * scale;
+}
+
+struct split_pair {
+    u32 high, low;
+};
+DEV split_pair split_halves(float a, float b) {
+    u32 high = float2_to_half2(a, b);
+    float2 h = half2_to_float2(high);
+    return {high, float2_to_half2(a - h.x, b - h.y)};
+}
+
+// A fragments of the queries: at [(block * 2 + step) * 2 + low][lane].
+DEV void queries_prepare(uint4 *fragments, const float *q, u32 first_row, u32 n_tokens) {
+    for (u32 i = threadIdx.x; i < k_blocks * 64; i += JT_WARPS * 32) {
+        u32 lane = i % 32, r = first_row + lane / 4, d = i / 64 * 32 + lane % 4 * 8 + i / 32 % 2 * 4;
+        split_pair p[4];
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            u32 row = r + j % 2 * 8, at = d + j / 2 * 2;
+            p[j] = split_halves(query(q, row, at, n_tokens), query(q, row, at + 1, n_tokens));
+        }
+        fragments[i / 32 * 64 + lane] = make_uint4(p[0].high, p[1].high, p[2].high, p[3].high);
+        fragments[i / 32 * 64 + 32 + lane] = make_uint4(p[0].low, p[1].low, p[2].low, p[3].low);
+    }
+}
+
+// 16 bytes of a cache row; zeros for a position or dimensions that are not there.
+DEV uint4 cache_load(const u16 *cache, u32 position, u32 last, u32 d) {
+    if (position >= last || (JT_HEAD_DIM % 64 != 0 && d >= JT_HEAD_DIM)) return make_uint4(0, 0, 0, 0);
+    return *reinterpret_cast<const uint4 *>(cache + static_cast<u64>(position) * cache_cols + d);
+}
+
+DEV void unpack(u32 (&a)[4], uint4 v) { a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w; }
+
+// What a warp knows of its 16 rows: lane 4g + t holds rows g and g + 8.
+struct running {
+    float top[2], total[2];  // largest score; this lane's part of the sum of 2^(score - top)
+    float out[v_blocks][8][4];
+};
+
+// s[j]: scores of positions first + 8j .. of both rows, as C fragments.
+DEV void scores(float (&s)[tiles][4], const uint4 *fragments, const u16 *k, u32 first, u32 last, u32 lane) {
+    const u32 g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (u32 j = 0; j < tiles * 4; j++) s[j / 4][j % 4] = 0;
+#pragma unroll
+    for (u32 b = 0; b < k_blocks; b++) {
+        uint4 v[tiles];
+#pragma unroll
+        for (u32 j = 0; j < tiles; j++) v[j] = cache_load(k, first + 8 * j + g, last, 32 * b + 8 * t);
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            u32 high[4], low[4];
+            unpack(high, fragments[(b * 2 + half) * 64 + lane]);
+            unpack(low, fragments[(b * 2 + half) * 64 + 32 + lane]);
+#pragma unroll
+            for (u32 j = 0; j < tiles; j++) {
+                u32 b0 = half ? v[j].z : v[j].x, b1 = half ? v[j].w : v[j].y;
+                mma_m16n8k16(s[j], high, b0, b1);
+                mma_m16n8k16(s[j], low, b0, b1);
+            }
+        }
+    }
+}
+
+// Row i (g + 8i) sees positions below seen[i]; the scores become 2^(score - top), and what was
+// summed against a smaller top is scaled down.
+DEV void softmax(running &r, float (&s)[tiles][4], u32 first, const u32 (&seen)[2], u32 lane) {
+    const u32 t = lane % 4;
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        float top = r.top[i];
+#pragma unroll
+        for (u32 j = 0; j < tiles * 2; j++) {
+            float &v = s[j / 2][2 * i + j % 2];
+            if (first + j / 2 * 8 + 2 * t + j % 2 >= seen[i]) v = minus_infinity();
+            top = fmaxf(top, v);
+        }
+        top = fmaxf(top, shfl_xor(top, 1));
+        top = fmaxf(top, shfl_xor(top, 2));
+        float against = top == minus_infinity() ? 0.0f : top, shrink = exp2_approx(r.top[i] - against);
+        r.top[i] = top;
+        r.total[i] *= shrink;
+#pragma unroll
+        for (u32 j = 0; j < tiles * 2; j++) {
+            float &v = s[j / 2][2 * i + j % 2];
+            v = exp2_approx(v - against);
+            r.total[i] += v;
+        }
+#pragma unroll
+        for (u32 j = 0; j < v_blocks * 8; j++) {
+            r.out[j / 8][j % 8][2 * i] *= shrink;
+            r.out[j / 8][j % 8][2 * i + 1] *= shrink;
+        }
+    }
+}
+
+// out += p v
+DEV void values(running &r, const float (&p)[tiles][4], const u16 *v, u32 first, u32 last, u32 lane) {
+    const u32 g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (u32 half = 0; half < tiles / 2; half++) {
+        u32 high[4], low[4];
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            const float *from = p[2 * half + j / 2] + j % 2 * 2;
+            split_pair pair = split_halves(from[0], from[1]);
+            high[j] = pair.high, low[j] = pair.low;
+        }
+#pragma unroll
+        for (u32 b = 0; b < v_blocks; b++) {
+            u32 row[4][4];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                u32 position = first + half * 16 + j / 2 * 8 + 2 * t + j % 2;
+                unpack(row[j], cache_load(v, position, last, 64 * b + 8 * g));
+            }
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+                u32 pick = i % 2 ? pick_high : pick_low;
+                u32 b0 = prmt(row[0][i / 2], row[1][i / 2], pick), b1 = prmt(row[2][i / 2], row[3][i / 2], pick);
+                mma_m16n8k16(r.out[b][i], high, b0, b1);
+                mma_m16n8k16(r.out[b][i], low, b0, b1);
+            }
+        }
+    }
+}
+
+// What the warps found, side by side: of a row, dimension 64b + 8j + i stands at 8i + j.
+struct shared_parts {
+    float top[JT_WARPS][16], total[JT_WARPS][16];
+    float out[JT_WARPS][rows_used][stride];
+};
+
+DEV void parts_store(shared_parts &s, const float (&out)[8][4], u32 warp, u32 lane) {
+    const u32 g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (u32 i = 0; i < 16; i++) {
+        u32 row = g + i % 2 * 8;
+        const float *from = out[i / 2] + i % 2 * 2;
+        if (row >= rows_used) continue;
+        *reinterpret_cast<float2 *>(&s.out[warp][row][i / 2 * 8 + 2 * t]) = make_float2(from[0], from[1]);
+    }
+}
+
+DEV void parts_store_sums(shared_parts &s, const running &r, u32 warp, u32 lane) {
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        float total = r.total[i] + shfl_xor(r.total[i], 1);
+        total += shfl_xor(total, 2);
+        if (lane % 4 != 0) continue;
+        s.top[warp][lane / 4 + 8 * i] = r.top[i];
+        s.total[warp][lane / 4 + 8 * i] = total;
+    }
+}
+
+// out: what column `at` of a row is over all warps; log: of the sum of exponentials.
+struct combined {
+    float out, log;
+};
+DEV combined parts_combine(const shared_parts &s, u32 row, u32 at) {
+    float top = minus_infinity(), total = 0, sum = 0;
+    for (u32 w = 0; w < JT_WARPS; w++) top = fmaxf(top, s.top[w][row]);
+    if (top == minus_infinity()) return {0, top};
+    for (u32 w = 0; w < JT_WARPS; w++) {
+        float weight = exp2_approx(s.top[w][row] - top);
+        total = fmaf(weight, s.total[w][row], total);
+        sum = fmaf(weight, s.out[w][row][at], sum);
+    }
+    return {sum / total, top + log2f(total)};
+}
+
+// Dimensions 64b .. of rows up to last_row, from all warps to memory.
+DEV void parts_write(const shared_parts &s, u32 b, u32 first_row, u32 last_row, float *part) {
+    for (u32 i = threadIdx.x; i < rows_used * 64; i += JT_WARPS * 32) {
+        u32 row = first_row + i / 64, d = 64 * b + i % 64;
+        if (row > last_row || d >= JT_HEAD_DIM) continue;
+        combined c = parts_combine(s, i / 64, i % 8 * 8 + i % 64 / 8);
+        u64 token = static_cast<u64>(blockIdx.z) * JT_N + row / group;
+        float *to = part + (token * JT_N_HEAD + blockIdx.y * group + row % group) * (JT_HEAD_DIM + 1);
+        to[d] = c.out;
+        if (d == 0) to[JT_HEAD_DIM] = c.log;
+    }
+}
+
+constexpr u32 parts_bytes = sizeof(shared_parts), fragments_bytes = k_blocks * 2048;
+
+extern "C" __global__ void __launch_bounds__(JT_WARPS * 32)
+    JT_NAME(const float *q, const u16 *kcache, const u16 *vcache, float *part, const plan_step *step) {
+    SHARED(uint4, memory, [(parts_bytes > fragments_bytes ? parts_bytes : fragments_bytes) / 16]);
+    grid_dependency_wait();
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, pos = step->pos, n_rows = step->n_tokens * group;
+    const u32 first_row = blockIdx.x * 16, last_row = (first_row + 16 < n_rows ? first_row + 16 : n_rows) - 1;
+    if (first_row >= n_rows) return;
+    const u32 begin = blockIdx.z * JT_SPLIT, end = begin + JT_SPLIT, visible = pos + last_row / group + 1;
+    const u32 last = visible < end ? visible : end;
+    if (begin >= last) return;
+    queries_prepare(memory, q, first_row, step->n_tokens);
+    block_sync();
+
+    running r = {{minus_infinity(), minus_infinity()}, {0, 0}, {}};
+    const u32 row = first_row + lane / 4, seen[2] = {pos + row / group + 1, pos + (row + 8) / group + 1};
+    const u16 *k = kcache + blockIdx.y * JT_HEAD_DIM, *v = vcache + blockIdx.y * JT_HEAD_DIM;
+    for (u32 first = begin + warp * step_positions; first < last; first += JT_WARPS * step_positions) {
+        float s[tiles][4];
+        scores(s, memory, k, first, last, lane);
+        softmax(r, s, first, seen, lane);
+        values(r, s, v, first, last, lane);
+    }
+
+    shared_parts &parts = *reinterpret_cast<shared_parts *>(memory);
+    block_sync();   // the queries are read, their place is free
+    parts_store_sums(parts, r, warp, lane);
+#pragma unroll
+    for (u32 b = 0; b < v_blocks; b++) {
+        if (b > 0) block_sync();
+        parts_store(parts, r.out[b], warp, lane);
+        block_sync();
+        parts_write(parts, b, first_row, last_row, part);
+    }
+}

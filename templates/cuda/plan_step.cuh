@@ -1,0 +1,11 @@
+// The step state as kernels see it: struct plan_step of runtime/plan.h without its includes (a test
+// compares the two).
+#ifndef JT_PLAN_STEP_CUH
+#define JT_PLAN_STEP_CUH
+
+struct plan_step {
+    unsigned n_tokens, pos, row, stop;
+    int ids[512];
+};
+
+#endif

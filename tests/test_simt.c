@@ -1,0 +1,139 @@
+/* The emulator of CUDA kernels itself: the right kernel passes in every order, each planted mistake of simt/faults.cu is
+ * reported with its kind, functions of arch.cuh have their known answers. What only checked kernels show is expected of
+ * the checked build alone.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "../runtime/plan.h"
+#include "simt/launch.h"
+
+extern const struct simt_kernel simt_kernels_faults[];
+
+static const struct { const char *fault, *sentence; bool checked_only; } faults[] = {
+    { "cross_block_race", "race on 'out'", true },
+    { "outside", "'out'", true },
+    { "uninitialised", "uninitialised read of 'tile'", true },
+    { "divergent_sync", "are in different block_syncs", false },
+    { "one_warp_sync", "deadlock", false },
+    { "race", "'tile'", true },
+    { "warp_race", "race on 'tile'", true },
+    { "early_copy", "race on 'dynamic shared memory'", true },
+    { "divergent_shuffle", "exited", false },
+    { "wrong_mask", "lane not in its own mask", false },
+    { "exited", "have exited", false },
+    { "misaligned", "misaligned read of 8 bytes", false },
+    { "nc_read", "no read-only load", true },
+    { "read_only", "write to read-only 'in'", true },
+    { "no_flag", "everybody waits for a flag", false },
+    { "ldmatrix", "ldmatrix from outside shared memory", false },
+    { "index", "index out of an array", true },
+};
+
+static const struct simt_kernel *kernel_of(const char *source, const char *fault) {
+    for (const struct simt_kernel *k = simt_kernels_faults; k->source; k++)
+        if (!strcmp(k->source, source) && (!fault || !strcmp(simt_string(k, "fault"), fault))) return k;
+    fail_msg("no kernel '%s'", fault ? fault : source);
+    return NULL;
+}
+
+enum { BLOCKS = 8, WORDS = BLOCKS * 64 };
+struct memory { uint32_t *in, *out, *flag; struct plan_step *step; };
+
+static struct memory memory_open(void) {
+    struct memory m = { simt_alloc(64 * 4, "in"), simt_alloc(WORDS * 4, "out"), simt_alloc(4, "flag"), simt_alloc(sizeof *m.step, "step") };
+    for (uint32_t i = 0; i < 64; i++) m.in[i] = 10 * i;
+    memset(m.step, 0, sizeof *m.step);
+    for (int i = 0; i < 64; i++) m.step->ids[4 * i] = i;
+    m.step->n_tokens = 4;
+    *m.flag = 0;
+    simt_read_only(m.in);
+    simt_read_only(m.step);
+    return m;
+}
+
+static void memory_close(struct memory m) { simt_free(m.in), simt_free(m.out), simt_free(m.flag), simt_free(m.step); }
+
+static const char *run(const char *fault, struct memory m, uint64_t seed) {
+    struct simt_grid grid = { .x = 2, .y = 2, .z = 2, .block = 64, .shared_bytes = 64 * 16 };
+    return simt_launch(kernel_of("faults", fault), grid, seed, (void *[]){ m.in, m.out, m.flag, m.step });
+}
+
+static void test_right_kernel(void **state) {
+    (void)state;
+    for (uint64_t seed = 0; seed < 9; seed++) {
+        struct memory m = memory_open();
+        const char *error = run("none", m, seed);
+        if (error) fail_msg("%s", error);
+        for (uint32_t i = 0; i < WORDS; i++) assert_int_equal(m.out[i], 10 * (i % 64 ^ 33) + i % 64 + 1000 * (i / 64));
+        assert_int_equal(*m.flag, WORDS);
+        memory_close(m);
+    }
+}
+
+static void test_faults(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        if (faults[i].checked_only && !simt_is_checked()) continue;
+        for (uint64_t seed = 0; seed < 5; seed++) {
+            struct memory m = memory_open();
+            const char *error = run(faults[i].fault, m, seed);
+            if (!error) fail_msg("%s, seed %d: not seen", faults[i].fault, (int)seed);
+            else if (!strstr(error, faults[i].sentence)) fail_msg("%s, seed %d: '%s'", faults[i].fault, (int)seed, error);
+            memory_close(m);
+        }
+    }
+}
+
+static void test_refused_launches(void **state) {
+    (void)state;
+    struct memory m = memory_open();
+    static const struct simt_grid bad[] = { { 0, 1, 1, 64, 0 }, { 1, 1, 1, 48, 0 }, { 1, 1, 1, 2048, 0 }, { 1, 70000, 1, 64, 0 }, { 1, 1, 1, 64, 1 << 20 } };
+    for (size_t i = 0; i < 5; i++)
+        assert_non_null(simt_launch(kernel_of("faults", "none"), bad[i], 0, (void *[]){ m.in, m.out, m.flag, m.step }));
+    memory_close(m);
+}
+
+static uint32_t float_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+
+static void test_arithmetic(void **state) {
+    (void)state;
+    struct memory m = memory_open();
+    struct simt_grid grid = { .x = 1, .y = 1, .z = 1, .block = 32 };
+    uint32_t *out = simt_alloc(25 * 32 * 4, "out");
+    const char *error = simt_launch(kernel_of("arithmetic", NULL), grid, 0, (void *[]){ m.in, out, m.step });
+    if (error) fail_msg("%s", error);
+    for (uint32_t i = 0; i < 32; i++) {
+        uint32_t v = 10 * i, g = i / 4, t = i % 4;
+        uint32_t want[25] = { (v & 0x00ff00ff) | 0x64000000, 0, v, 0x42004400, 0xbc00c000, 0x44004600,
+                              0x00100010, 50, 10 * (i ^ 9), i < 29 ? 10 * (i + 3) : v, 0x49249249, float_bits(496), float_bits(31) };
+        want[1] = (v >> 8 & 0xff) | (v >> 24) << 8 | 0x33u << 16 | 0x11u << 24;
+        for (uint32_t j = 0; j < 4; j++) {
+            want[13 + j] = (8 * j + g) << 8 | t;
+            uint32_t half = g % 2 ? 0 : g / 2;      /* column g of the matrix: low halves hold lane and word, high ones 0 */
+            want[17 + j] = g % 2 ? 0 : ((8 * j + 2 * t) << 8 | half) | ((8 * j + 2 * t + 1) << 8 | half) << 16;
+            want[21 + j] = float_bits(0.5f + (float)(2 * t + j % 2) * (j < 2 ? 1 : 2));
+        }
+        for (uint32_t r = 0; r < 25; r++)
+            if (out[r * 32 + i] != want[r]) fail_msg("row %u, lane %u: %08x, not %08x", r, i, out[r * 32 + i], want[r]);
+    }
+    simt_free(out);
+    memory_close(m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_right_kernel), cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_refused_launches), cmocka_unit_test(test_arithmetic),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
