@@ -3,8 +3,9 @@
  * Code is copied into memory that is first written and then executed, never both at once. Launches
  * between two barriers are one list of chunks, which the threads, the caller's among them, take
  * from one counter; so results cannot depend on their number unless a kernel's items do. A group is
- * over when its chunks are, not when all threads have been there. Threads that wait spin for a moment and then sleep: an idle plan costs no time. Runs on one state must
- * not overlap. Nothing is allocated after cpu_open and cpu_context_new.
+ * over when its chunks are, not when all threads have been there. Threads that wait spin for a
+ * moment and then sleep: an idle plan costs no time. Runs on one state must not overlap. Nothing is
+ * allocated after cpu_open and cpu_context_new.
  */
 #include "device.h"
 
@@ -172,15 +173,15 @@ static bool check_machine(const struct plan_info *info, struct jllm_error *e) {
 
 static bool load_code(struct cpu_state *s, struct jllm_error *e) {
     const struct plan_view *v = s->view;
-    uint8_t *code = mmap(NULL, v->code_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+    uint8_t *code = mmap(NULL, v->n_code, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                          -1, 0);
     if (code == MAP_FAILED)
-        return error_set(e, JLLM_ENVIRONMENT, "no memory for the plan's code (%llu bytes)",
-                         (unsigned long long)v->code_bytes);
+        return error_set(e, JLLM_ENVIRONMENT, "no memory for the plan's code (%u bytes)",
+                         v->n_code);
     s->code = code;
-    memcpy(code, v->code, v->code_bytes);
-    __builtin___clear_cache((char *)code, (char *)code + v->code_bytes);
-    if (mprotect(code, v->code_bytes, PROT_READ | PROT_EXEC))
+    memcpy(code, v->code, v->n_code);
+    __builtin___clear_cache((char *)code, (char *)code + v->n_code);
+    if (mprotect(code, v->n_code, PROT_READ | PROT_EXEC))
         return error_set(e, JLLM_ENVIRONMENT, "the system does not let this program execute the "
                          "plan's code: %s", strerror(errno));
     return true;
@@ -206,7 +207,7 @@ static void cpu_close(void *state) {
     atomic_store(&s->stop, true);
     epoch_advance(s);
     for (uint32_t i = 0; i < s->n_started; i++) pthread_join(s->threads[i], NULL);
-    if (s->code) munmap(s->code, s->view->code_bytes);
+    if (s->code) munmap(s->code, s->view->n_code);
     free(s);
 }
 

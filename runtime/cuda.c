@@ -38,6 +38,14 @@ typedef struct cu_graph_s *cu_graph;
 typedef struct cu_replay_s *cu_replay;
 struct cu_location { int type, id; };
 struct cu_kind { int type, handles; struct cu_location location; void *windows; char flags[8]; };
+/* A launch attribute: 6 is programmatic stream serialization. */
+struct cu_launch_attribute { int id, pad, value; char rest[60]; };
+struct cu_launch {
+    unsigned grid[3], block[3], shared_bytes;
+    cu_stream stream;
+    struct cu_launch_attribute *attributes;
+    unsigned n_attributes;
+};
 struct cu_access { struct cu_location location; int flags; };
 
 enum { CU_OUT_OF_MEMORY = 2 };
@@ -83,8 +91,7 @@ enum { CU_PINNED = 1, CU_DEVICE = 1, CU_READ_WRITE = 3, CU_NON_BLOCKING = 1, CU_
     X(cuModuleGetFunction, cu_function *, cu_module, const char *)                              \
     X(cuFuncGetAttribute, int *, int, cu_function)                                              \
     X(cuFuncSetAttribute, cu_function, int, int)                                                \
-    X(cuLaunchKernel, cu_function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,  \
-      unsigned, cu_stream, void **, void **)                                                    \
+    X(cuLaunchKernelEx, const struct cu_launch *, cu_function, void **, void **)                \
     X(cuStreamCreate, cu_stream *, unsigned)                                                    \
     X(cuStreamDestroy_v2, cu_stream)                                                            \
     X(cuStreamSynchronize, cu_stream)                                                           \
@@ -132,6 +139,7 @@ struct cuda_state {
     bool integrated, can_map;
     bool graphs;                    /* phases are replayed as graphs, else launch by launch */
     bool single;                    /* and each launch is waited for */
+    bool overlap;                   /* a launch may begin before the one before it has ended */
     bool opened;
     double peak_gbps;
     const char *doing, *what;       /* for the sentence of an error */
@@ -172,7 +180,7 @@ static void now_doing(struct cuda_state *s, const char *doing, const char *what)
     s->doing = doing, s->what = what;
 }
 
-/* Between these two, calls of the driver go to the plan's context, whatever the thread had before. */
+/* Between these two, the driver's calls go to the plan's context, whatever the thread had before. */
 static bool cuda_enter(struct cuda_state *s, struct jllm_error *e) {
     if (s->failed.code) return error_set(e, s->failed.code, "%s", s->failed.text);
     return CALL(cuCtxPushCurrent_v2, s->context);
@@ -223,13 +231,14 @@ static bool find_device(struct cuda_state *s, struct jllm_error *e) {
         !ATTRIBUTE(&bits, CU_BUS_BITS))
         return false;
     s->arch = 10 * major + minor;
+    s->overlap = major >= 9 && !s->single;
     s->integrated = integrated, s->can_map = mapping;
     s->peak_gbps = 2e-6 * khz * bits / 8;   /* two transfers a clock */
     return true;
 }
 
-/* Code for X.y runs on X.z with z >= y, but on Tegra (8.7, 10.1, 11.0) only what was made for it, and
- * what was made for Tegra nowhere else (CUDA C++ Programming Guide, binary compatibility). */
+/* Code for X.y runs on X.z with z >= y, but on Tegra (8.7, 10.1, 11.0) only what was made for it,
+ * and that nowhere else (CUDA C++ Programming Guide, binary compatibility). */
 static bool arch_runs(int plan, int device) {
     bool tegra = plan == 87 || device == 87 || plan == 101 || device == 101 || plan == 110 ||
                  device == 110;
@@ -240,8 +249,8 @@ static bool check_device(struct cuda_state *s, struct jllm_error *e) {
     const struct plan_info *info = s->view->info;
     int driver = 0, needed = (int)info->driver_min;
     if (!arch_runs((int)info->sm_arch, s->arch))
-        return error_set(e, JLLM_ENVIRONMENT, "the plan is for sm_%u and this device (%s) is sm_%d: "
-                         "compile it for this target: jllmc compile MODEL.gguf --set "
+        return error_set(e, JLLM_ENVIRONMENT, "the plan is for sm_%u and this device (%s) is "
+                         "sm_%d: compile it for this target: jllmc compile MODEL.gguf --set "
                          "target.arch=sm_%d", info->sm_arch, s->name, s->arch, s->arch);
     if (!CALL(cuDriverGetVersion, &driver)) return false;
     if (driver < needed)
@@ -275,8 +284,8 @@ static bool check_memory(struct cuda_state *s, uint64_t available, const char *w
                                   v->strings + v->memory[i].name, (ull)v->memory[i].bytes >> 20);
     }
     return need <= available ||
-           error_set(e, JLLM_ENVIRONMENT, "the plan needs %llu MiB (%s), %llu MiB are %s (%s): free "
-                     "some or compile it for a shorter context", (ull)need >> 20, table,
+           error_set(e, JLLM_ENVIRONMENT, "the plan needs %llu MiB (%s), %llu MiB are %s (%s): "
+                     "free some or compile it for a shorter context", (ull)need >> 20, table,
                      (ull)available >> 20, where, s->name);
 }
 
@@ -538,9 +547,13 @@ static bool launch(struct cuda_context *c, uint32_t i, struct jllm_error *e) {
     void *params[PLAN_ARGS_MAX + 1];
     for (uint32_t j = 0; j < l->n_args; j++) params[j] = &c->args[l->first_arg + j];
     params[l->n_args] = &c->step.at;
+    /* From sm_90 a kernel may begin while the one before ends: each waits for it (griddepcontrol) before it touches what
+     * launches share, and loads weights until then. */
+    struct cu_launch_attribute early = {.id = 6, .value = 1};
+    struct cu_launch how = {{l->items, l->grid_y, l->grid_z}, {l->chunk, 1, 1}, l->shared_bytes, s->stream,
+                            &early, s->overlap ? 1 : 0};
     now_doing(s, "running ", s->view->strings + s->view->kernels[l->kernel].name);
-    return CALL(cuLaunchKernel, s->functions[l->kernel], l->items, l->grid_y, l->grid_z, l->chunk,
-                1, 1, l->shared_bytes, s->stream, params, NULL) &&
+    return CALL(cuLaunchKernelEx, &how, s->functions[l->kernel], params, NULL) &&
            (!s->single || CALL(cuStreamSynchronize, s->stream));
 }
 

@@ -7,6 +7,23 @@
 #include "jllm.h"
 #include "plan.h"
 
+/* The sections that the core reads; every plan has each of them once. */
+#define PLAN_SECTIONS(X) /* kind, entry, name in the view, fewest and most entries */           \
+    X(INFO, struct plan_info, info, 1u, 1u)                                                     \
+    X(STRINGS, char, strings, 1u, UINT32_MAX)                                                   \
+    X(CODE, uint8_t, code, 0u, UINT32_MAX)                                                      \
+    X(KERNELS, struct plan_kernel, kernels, 1u, PLAN_KERNELS_MAX)                               \
+    X(ARGS, struct plan_arg, args, 0u, PLAN_LAUNCHES_MAX * PLAN_ARGS_MAX)                       \
+    X(LAUNCHES, struct plan_launch, launches, 1u, PLAN_LAUNCHES_MAX)                            \
+    X(PHASES, struct plan_phase, phases, 3u, PLAN_BUCKETS_MAX + 3)                              \
+    X(COVER, uint16_t, cover, 2u, PLAN_CTX_MAX + 1)                                             \
+    X(WEIGHTS, struct plan_piece, pieces, 0u, PLAN_PIECES_MAX)                                  \
+    X(MEMORY, struct plan_memory, memory, 0u, PLAN_PIECES_MAX)                                  \
+    X(TESTS, struct plan_test, tests, 0u, PLAN_KERNELS_MAX)                                     \
+    X(TEST_INPUTS, struct plan_test_input, test_inputs, 0u, PLAN_LAUNCHES_MAX)                  \
+    X(TEST_VALUES, struct plan_test_value, test_values, 0u, PLAN_LAUNCHES_MAX * PLAN_ARGS_MAX)  \
+    X(TEST_MODEL, uint8_t, model, 1u, UINT32_MAX)
+
 /* The validated view of a plan: pointers into the mapping, every offset and index checked once by
  * plan_open. Everything that reads it may trust it. */
 struct plan_view {
@@ -15,22 +32,11 @@ struct plan_view {
     int fd;
     const struct plan_header *header;
     const struct plan_slot *slot;
-    const uint8_t *tail;
-    const uint8_t *weights;
-    const struct plan_info *info;
-    const char *strings;          uint64_t strings_bytes;
-    const uint8_t *code;          uint64_t code_bytes;
-    const struct plan_kernel *kernels;         uint32_t n_kernels;
-    const struct plan_arg *args;               uint32_t n_args;
-    const struct plan_launch *launches;        uint32_t n_launches;
-    const struct plan_phase *phases;           uint32_t n_phases;
-    const uint16_t *cover;        /* [ctx_max + 1] */
-    const struct plan_piece *pieces;           uint32_t n_pieces;
-    const struct plan_memory *memory;          uint32_t n_memory;
-    const struct plan_test *tests;             uint32_t n_tests;
-    const struct plan_test_input *test_inputs; uint32_t n_test_inputs;
-    const struct plan_test_value *test_values; uint32_t n_test_values;
-    const struct plan_test_model *test_model;  uint64_t test_model_bytes;
+    const uint8_t *tail, *weights;
+#define X(kind, type, name, ...) const type *name; uint32_t n_##name;
+    PLAN_SECTIONS(X)
+#undef X
+    const struct plan_test_model *test_model;
     uint32_t head_phase, decode_phase;         /* indices into phases */
 };
 

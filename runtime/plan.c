@@ -170,20 +170,9 @@ static bool choose_slot(struct plan_view *v, struct jllm_error *e) {
 
 /* Stride 0: the core does not read it, so it may be absent and of any stride. */
 static const uint32_t section_strides[PLAN_SECTION_KINDS] = {
-    [PLAN_INFO] = sizeof(struct plan_info),
-    [PLAN_STRINGS] = 1,
-    [PLAN_CODE] = 1,
-    [PLAN_KERNELS] = sizeof(struct plan_kernel),
-    [PLAN_ARGS] = sizeof(struct plan_arg),
-    [PLAN_LAUNCHES] = sizeof(struct plan_launch),
-    [PLAN_PHASES] = sizeof(struct plan_phase),
-    [PLAN_COVER] = sizeof(uint16_t),
-    [PLAN_WEIGHTS] = sizeof(struct plan_piece),
-    [PLAN_MEMORY] = sizeof(struct plan_memory),
-    [PLAN_TESTS] = sizeof(struct plan_test),
-    [PLAN_TEST_INPUTS] = sizeof(struct plan_test_input),
-    [PLAN_TEST_VALUES] = sizeof(struct plan_test_value),
-    [PLAN_TEST_MODEL] = 1,
+#define X(kind, type, ...) [PLAN_##kind] = sizeof(type),
+    PLAN_SECTIONS(X)
+#undef X
 };
 
 static bool check_directory(const struct plan_view *v, const struct plan_section **found,
@@ -215,32 +204,20 @@ static bool check_directory(const struct plan_view *v, const struct plan_section
 static bool bind_sections(struct plan_view *v, struct jllm_error *e) {
     const struct plan_section *found[PLAN_SECTION_KINDS] = {0};
     if (!check_directory(v, found, e)) return false;
-#define AT(kind) ((const void *)(v->tail + found[kind]->offset))
-#define TABLE(kind, field, least, most)                       \
-    v->field = AT(kind), v->n_##field = found[kind]->count;   \
-    WANT(#field, v->n_##field, v->n_##field - (least) <= (uint32_t)(most) - (least))
-    WANT("section", PLAN_INFO, found[PLAN_INFO]->count == 1);
-    v->info = AT(PLAN_INFO);
-    v->strings = AT(PLAN_STRINGS), v->strings_bytes = found[PLAN_STRINGS]->bytes;
-    v->code = AT(PLAN_CODE), v->code_bytes = found[PLAN_CODE]->bytes;
-    v->test_model = AT(PLAN_TEST_MODEL), v->test_model_bytes = found[PLAN_TEST_MODEL]->bytes;
-    v->cover = AT(PLAN_COVER);
-    TABLE(PLAN_KERNELS, kernels, 1u, PLAN_KERNELS_MAX);
-    TABLE(PLAN_ARGS, args, 0u, PLAN_LAUNCHES_MAX * PLAN_ARGS_MAX);
-    TABLE(PLAN_LAUNCHES, launches, 1u, PLAN_LAUNCHES_MAX);
-    TABLE(PLAN_PHASES, phases, 3u, PLAN_BUCKETS_MAX + 3);
-    TABLE(PLAN_WEIGHTS, pieces, 0u, PLAN_PIECES_MAX);
-    TABLE(PLAN_MEMORY, memory, 0u, PLAN_PIECES_MAX);
-    TABLE(PLAN_TESTS, tests, 0u, PLAN_KERNELS_MAX);
-    TABLE(PLAN_TEST_INPUTS, test_inputs, 0u, PLAN_LAUNCHES_MAX);
-    TABLE(PLAN_TEST_VALUES, test_values, 0u, PLAN_LAUNCHES_MAX * PLAN_ARGS_MAX);
-    WANT("strings", 0, v->strings_bytes && !v->strings[0] && !v->strings[v->strings_bytes - 1]);
-    WANT("cover", 0, found[PLAN_COVER]->count == (uint64_t)v->info->ctx_max + 1);
+#define X(kind, type, name, least, most)                            \
+    v->name = (const void *)(v->tail + found[PLAN_##kind]->offset); \
+    v->n_##name = found[PLAN_##kind]->count;                        \
+    WANT(#name, v->n_##name, v->n_##name - (least) <= (uint32_t)(most) - (least));
+    PLAN_SECTIONS(X)
+#undef X
+    v->test_model = (const void *)v->model;
+    WANT("strings", 0, !v->strings[0] && !v->strings[v->n_strings - 1]);
+    WANT("cover", 0, v->n_cover == v->info->ctx_max + 1ull);
     return true;
 }
 
 static bool is_string(const struct plan_view *v, uint32_t offset) {
-    return offset < v->strings_bytes;
+    return offset < v->n_strings;
 }
 
 static bool check_info(const struct plan_view *v, struct jllm_error *e) {
@@ -285,7 +262,7 @@ static bool check_kernels(const struct plan_view *v, struct jllm_error *e) {
     for (uint32_t i = 0; i < v->n_kernels; i++) {
         const struct plan_kernel *k = &v->kernels[i];
         WANT("kernel", i, is_string(v, k->name) && is_string(v, k->detail));
-        WANT("kernel", i, fits(k->code_offset, k->code_bytes, v->code_bytes));
+        WANT("kernel", i, fits(k->code_offset, k->code_bytes, v->n_code));
         WANT("kernel", i, k->entry < k->code_bytes && k->code_offset % align == 0);
     }
     return true;
@@ -397,9 +374,8 @@ static bool check_tests(const struct plan_view *v, struct jllm_error *e) {
 static bool check_test_model(const struct plan_view *v, struct jllm_error *e) {
     const struct plan_test_model *t = v->test_model;
     uint32_t n_vocab = v->info->n_vocab;
-    WANT("model test", 0, v->test_model_bytes >= sizeof *t && t->bound > 0 && t->bound < 1);
-    WANT("model test", 0,
-         v->test_model_bytes - sizeof *t == 4ull * t->n_tokens + 8ull * t->n_values);
+    WANT("model test", 0, v->n_model >= sizeof *t && t->bound > 0 && t->bound < 1);
+    WANT("model test", 0, v->n_model - sizeof *t == 4ull * t->n_tokens + 8ull * t->n_values);
     WANT("model test", 0, t->n_tokens && t->n_tokens <= v->info->ctx_max);
     WANT("model test", 0, t->n_values && t->top1 < n_vocab);
     const uint32_t *ids = (const uint32_t *)(t + 1), *values = ids + t->n_tokens;

@@ -1,7 +1,7 @@
 // Manual tool: matmul and gate_up of templates/cuda on a GPU, in the shapes of Qwen3-4B. From the repository's root:
 //
 //   nvcc -std=c++17 -O2 -arch=native -Itemplates/cuda tests/bench_cuda.cu -lnvrtc -lcuda -o /tmp/bench_cuda
-//   /tmp/bench_cuda [check] [best] [n=1,8,...] [sm=8|all|both] [quant=q4_k] [op=down] [geometry=wm,wk,rt,ahead,blocks]
+//   /tmp/bench_cuda [check] [best] [n=1,8,...] [sm=8|all|both] [quant=q4_k] [op=down] [geometry=wm,wk,rt,depth,blocks]
 //
 // check: every type in awkward shapes against double precision on the same fp16 activations. Otherwise one line for each
 // shape, number of tokens and geometry (best: the fastest geometry alone): microseconds a launch in a CUDA graph, weights
@@ -43,7 +43,7 @@ static std::string text(const char *format, ...) {
 
 // ---- kernels: compiled to files, one process a core ---------------------------------------------------
 
-struct Geometry { int wm, wk, rt, ahead, blocks; };
+struct Geometry { int wm, wk, rt, depth, blocks; };
 struct Spec {
     const char *op, *source;
     std::string quant;
@@ -53,7 +53,7 @@ struct Spec {
         std::string q = quant;
         for (char &c : q) c = (char)toupper(c);
         return text("-DJT_NAME=kern -DJT_QUANT_%s=1 -DJT_M=%d -DJT_K=%d -DJT_N=%d -DJT_RESIDUAL=%d -DJT_WM=%d -DJT_WK=%d -DJT_RT=%d "
-                    "-DJT_AHEAD=%d -DJT_BLOCKS=%d", q.c_str(), m, k, n, residual, g.wm, g.wk, g.rt, g.ahead, g.blocks);
+                    "-DJT_DEPTH=%d -DJT_BLOCKS=%d", q.c_str(), m, k, n, residual, g.wm, g.wk, g.rt, g.depth, g.blocks);
     }
     bool gate_up() const { return !strcmp(source, "gate_up"); }
     int matrices() const { return gate_up() ? 2 : 1; }
@@ -354,8 +354,8 @@ static std::vector<Spec> bench_specs(const Options &o) {
 }
 
 static void print(const Spec &s, const Kernel &k, int where, double us) {
-    printf("%s n %2d %-7s %s %6d x %4d  wm %d wk %2d rt %d ahead %d blocks %d  regs %3d local %3d shared %6u: %8.2f us %7.1f GB/s\n",
-           where ? "8 SM" : "all ", s.n, s.op, s.quant.c_str(), s.m, s.k, s.g.wm, s.g.wk, s.g.rt, s.g.ahead, s.g.blocks, k.registers, k.local,
+    printf("%s n %2d %-7s %s %6d x %4d  wm %d wk %2d rt %d depth %d blocks %d  regs %3d local %3d shared %6u: %8.2f us %7.1f GB/s\n",
+           where ? "8 SM" : "all ", s.n, s.op, s.quant.c_str(), s.m, s.k, s.g.wm, s.g.wk, s.g.rt, s.g.depth, s.g.blocks, k.registers, k.local,
            s.shared(), us, (double)weight_bytes(s) * s.matrices() / us / 1e3);
 }
 
@@ -406,7 +406,7 @@ static Options read_options(int argc, char **argv) {
         else if (a.rfind("quant=", 0) == 0) o.quant = value;
         else if (a.rfind("op=", 0) == 0) o.op = value;
         else if (a.rfind("sm=", 0) == 0) o.where = value == "8" ? std::vector<int>{1} : value == "all" ? std::vector<int>{0} : o.where;
-        else if (sscanf(a.c_str(), "geometry=%d,%d,%d,%d,%d", &g.wm, &g.wk, &g.rt, &g.ahead, &g.blocks) == 5) o.geometry.push_back(g);
+        else if (sscanf(a.c_str(), "geometry=%d,%d,%d,%d,%d", &g.wm, &g.wk, &g.rt, &g.depth, &g.blocks) == 5) o.geometry.push_back(g);
         else if (a.rfind("n=", 0) == 0) {
             std::stringstream list(value);
             o.n.clear();

@@ -475,17 +475,21 @@ API(cuFuncSetAttribute, struct object *function, int attribute, int value) {
     return OK;
 }
 
-API(cuLaunchKernel, struct object *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-    unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **params, void **extra) {
-    struct op op = {.kind = OP_KERNEL, .items = grid_x};
+struct launch_config { unsigned grid[3], block[3], shared; void *stream; struct { int id, pad, value; } *attributes; unsigned n; };
+
+API(cuLaunchKernelEx, const struct launch_config *how, struct object *function, void **params, void **extra) {
+    const unsigned *grid = how->grid, *block = how->block;
+    struct op op = {.kind = OP_KERNEL, .items = grid[0]};
     ENTER(true);
     if (!object_find(function, FAKE_MODULE) || extra) return misuse(__func__, "not a function");
-    if (!grid_x || !grid_y || !grid_z || !block_x || block_y != 1 || block_z != 1 || block_x > THREADS_MAX)
+    if (!grid[0] || !grid[1] || !grid[2] || !block[0] || block[1] != 1 || block[2] != 1 || block[0] > THREADS_MAX)
         return misuse(__func__, "grid or block");
-    if (shared > (unsigned)function->shared_max) return misuse(__func__, "more shared memory than was asked for");
+    if (how->n > 1 || (how->n && (how->attributes->id != 6 || how->attributes->value != 1)))
+        return misuse(__func__, "attributes");
+    if (how->shared > (unsigned)function->shared_max) return misuse(__func__, "more shared memory than was asked for");
     op.kernel = function->kernel;
     for (uint32_t i = 0; i <= op.kernel->n_args; i++) memcpy(&op.args[i], params[i], sizeof op.args[i]);
-    return submit(__func__, stream, &op);
+    return submit(__func__, how->stream, &op);
 }
 
 /* ---- streams, events, graphs ---- */

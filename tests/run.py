@@ -30,7 +30,7 @@ def count_cmocka(text):
 def count_unittest(text):
     ran = re.search(r"^Ran (\d+) tests? in", text, re.M)
     bad = sum(int(n) for n in re.findall(r"(?:failures|errors)=(\d+)", text))
-    skipped = re.findall(r"(?m)^( *)(\w+ \([\w.]+\)[^\n]*?)(?:\n[^\n]*?)? \.\.\. skipped (.*)$", text)
+    skipped = re.findall(r"(?m)^( *)(\w+ \([\w.]+\)(?: [(\[].*?)?)(?:\n[^ \n].*?)? \.\.\. skipped (.*)$", text)
     whole = sum(not indent for indent, _, _ in skipped)       # others are parts of a test
     return (int(ran.group(1)) - bad - whole if ran else 0), bad, [f"{name}: {why[1:-1]}" for _, name, why in skipped]
 

@@ -5,7 +5,10 @@ Answers are checked with models that say what they are told to (product.scripted
 """
 import json
 import os
+import platform
 import re
+import shutil
+import signal
 import subprocess
 import unittest
 
@@ -59,6 +62,25 @@ class Compiler(Cli):
             self.assertIn("usage: jllmc compile", r.text)
             self.assertEqual(r.err, "")
         self.assertRegex(self.ok(product.run("jllmc", "--version")).text, r"^jllmc \d+\.\d+\.\d+ \(plan version 1\)\n$")
+
+    def test_help_of_a_command(self):
+        for args in (("compile", "--help"), ("compile", "-h"), ("spec", "--help")):
+            self.assertIn("usage: jllmc compile", self.ok(product.run("jllmc", *args)).text)
+
+    def test_an_empty_output(self):
+        self.usage(product.run("jllmc", "compile", product.model(*TINY), "-o", ""), r"-o takes a name")
+
+    def test_a_plan_for_aarch64(self):
+        """GNU ld for aarch64 always makes a table of addresses, which is no writable data of the kernel."""
+        if not shutil.which("aarch64-linux-gnu-gcc"):
+            self.skipTest("no aarch64-linux-gnu-gcc (Debian: gcc-aarch64-linux-gnu)")
+        for family in ("gcc", "clang"):
+            with self.subTest(family):
+                spec = product.write(product.path("cli/arm.lua"), b'jllm_spec(1)\ntarget { arch = "portable" }\n'
+                                     b'cc { triple = "aarch64-linux-gnu", family = "%s" }\n' % family.encode())
+                plan = product.plan(product.model(*TINY), "--spec", spec, "--set", "buckets=8", "--set", f"cc.family={family}")
+                if platform.machine() != "aarch64":
+                    self.refused(product.run("jllm-run", plan, "-p", "x"), 3, r"plan is for aarch64 and this machine is")
 
     def test_progress_and_summary(self):
         out = product.path("cli/x.plan")
@@ -166,6 +188,31 @@ class Specs(Cli):
                 self.refused(r, 1, said)
                 self.assertEqual(r.out, b"")
 
+    def test_the_page_on_specs(self):
+        """Its examples are specs, and match what models have."""
+        page = product.read(os.path.join(product.ROOT, "docs", "specs.md")).decode()
+        examples = re.findall(r"(?s)```lua\n(.*?)```", page)
+        self.assertTrue(examples)
+        for text in examples:
+            spec = product.write(product.path("cli/page.lua"), text.encode())
+            self.ok(product.run("jllmc", "spec", "check", spec))
+
+    def test_entries_that_match_nothing(self):
+        spec = product.write(product.path("cli/idle.lua"), b'jllm_spec(1)\nkernel "matmul" { k = 77, tokens = 2 }\n'
+                             b'kernel "matmul" { k = 64, tokens = 2 }\n')
+        r = self.ok(product.run("jllmc", "compile", product.model(*TINY), "--emit", "select", "--spec", spec))
+        self.assertRegex(r.err, r'(?m)^warning: \S*idle\.lua:2: this kernel "matmul" matches no launch')
+        self.assertEqual(r.err.count("warning"), 1, r.err)
+
+    def test_memory_that_the_target_has(self):
+        def compile(gib, reserve):
+            return product.run("jllmc", "compile", product.model(*TINY), "-o", product.path("cli/fits.plan"), "-q", "--set", "buckets=8",
+                               "--set", f"target.memory_gib={gib}", "--set", f"memory.reserve_mib={reserve}", asan=True)
+        self.refused(compile(0.25, 256), 1, r"needs [\d.]+ MiB \(weights [\d.]+, cache [\d.]+ of 128 tokens, activations [\d.]+\).*memory_gib = 0\.25")
+        self.assertFalse(os.path.exists(product.path("cli/fits.plan")))
+        self.ok(compile(0.25, 200))
+        self.ok(compile(0, 256))
+
     def test_overrides(self):
         for value, said in (("memory.ctx_mx=3", r"did you mean"), ("memory.ctx_max", r"--set"), ("memory.ctx_max=x", r"ctx_max"), ("=", r"--set"),
                             ("buckets=7", r"multiple of 8"), ("target.arch=sm_87", r"sm_87"), ("nothing.at=1", r"nothing")):
@@ -177,6 +224,8 @@ class Specs(Cli):
 
     def test_unknown_spec(self):
         self.refused(product.run("jllmc", "spec", "check", "no_such", asan=True), 1, r"no_such")
+        self.refused(product.run("jllmc", "spec", "check", "orin", asan=True), 1, r"there is .*\bcpu\b")
+        self.refused(product.run("jllmc", "spec", "check", "/dev/stdin", stdin=b"jllm_spec(1)"), 1, r"not a regular file")
 
     def test_dump_is_a_spec_again(self):
         spec = product.write(product.path("cli/mine.lua"), b'jllm_spec(1)\ninclude "cpu"\nmemory { ctx_max = 99 }\nbuckets { 8, 24 }\n'
@@ -217,6 +266,53 @@ class Run(Cli):
         for flag in ("-p", "-sys", "-n", "--temp", "--no-display-prompt", "--selftest", "--logits", "--tokenize", "--ignore-eos"):
             self.assertIn(flag, r.text)
         self.assertRegex(self.ok(product.run("jllm-run", "--version")).text, r"\d+\.\d+")
+
+    def test_unknown_options(self):
+        """No option is abbreviated; a near one is named."""
+        for flag, said in (("-i", "--ignore-eos"), ("-d", "--device"), ("-l", "--logits"), ("--prom", "--prompt"), ("-no-disp", "--no-display-prompt"),
+                           ("--promt", "--prompt"), ("--top_k", "--top-k"), ("--xyzzy", None)):
+            with self.subTest(flag):
+                self.usage(product.run("jllm-run", self.hi, "-p", "x", flag, "1", asan=True), rf"unknown option '{flag}'" + (rf"; did you mean '{said}'" if said else r"\n"))
+        self.usage(product.run("jllm-bench", self.hi, "-rep", "2", asan=True), r"unknown option '-rep'; did you mean '--repetitions'")
+        self.usage(product.run("jllm-run", self.hi, "-p", "x", "--verify=1", asan=True), r"takes no value")
+        self.usage(product.run("jllm-run", self.hi, "-p", "x", "-t", "500"), r"1 to 256")
+        self.assertEqual(self.ok(product.run("jllm-run", self.hi, "--prompt=Hello", "-temp=0")).text, "Hi!\n")
+
+    def test_modes_and_prompts(self):
+        self.usage(product.run("jllm-run", self.hi, "--detokenize", "-p", "x"), r"--detokenize reads ids from stdin")
+        self.usage(product.run("jllm-run", self.hi, "--logits", product.path("cli/l.npy"), "--tokens", "1", "-p", "x"), r"one of the two")
+        self.usage(product.run("jllm-run", self.hi, "--logits", "", "-p", "x"), r"--logits takes")
+        for flags, stdin in ((("-p", "Hi!"), b""), (("-f", "-"), b"Hi!\n"), ((), b"Hi!")):
+            self.assertEqual(json.loads(self.ok(product.run("jllm-run", self.hi, "--tokenize", *flags, stdin=stdin, asan=True)).text), [*b"Hi!"])
+        self.assertEqual(self.ok(product.run("jllm-run", self.hi, "-f", "-", "--temp", 0, stdin=b"Hello\n")).text, "Hi!\n")
+        big = product.path("cli/big.txt")
+        with open(big, "wb") as f:
+            f.truncate((256 << 20) + 1)
+        self.refused(product.run("jllm-run", self.hi, "-f", big), 1, r"big\.txt: longer than 256 MiB")
+        os.unlink(big)
+
+    def test_ctrl_c(self):
+        """It ends the answer: what was said stays a line, and the timings follow."""
+        def bend(g):
+            g.set("llama.context_length", U32, 100000)      # more than a pipe holds: it cannot end before the signal
+        plan = product.plan(product.scripted("ctrl", {NEWLINE: ord("a"), ord("a"): ord("a")}, bend=bend), "--set", "buckets=8",
+                            "--set", "memory.ctx_max=100000")
+        p = subprocess.Popen([product.tool("jllm-run"), plan, "-p", "x", "--temp", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env=product.environment(), bufsize=0)
+        first = p.stdout.read(1)
+        p.send_signal(signal.SIGINT)
+        out, err = p.communicate(timeout=60)
+        self.assertRegex((first + out).decode(), r"^a+\n$")
+        self.assertIn(b"logits hash", err)
+        self.assertEqual(p.returncode, 130, err)
+
+    def test_a_plan_with_terminal_escapes(self):
+        def bend(g):
+            g.set("general.name", STRING, "evil\x1b[2Jname\u202e")
+        plan = product.plan(product.scripted("escapes", chain(NEWLINE, *script("Hi!"), self.controls()["<|im_end|>"]), bend=bend), "--set", "buckets=8")
+        r = self.ok(product.run("jllm-run", plan, "-p", "x", "-v", "--temp", 0, asan=True))
+        self.assertRegex(r.err, r"(?m)^model   evil\S+\[2Jname")
+        self.assertNotIn("\x1b", r.err)
 
     def test_flags_that_the_plan_has_fixed(self):
         for flags in (("-ngl", "99"), ("-b", "512"), ("-ub", "512"), ("-fa",), ("-ctk", "f16"), ("-ctv", "f16")):
@@ -334,7 +430,10 @@ class Run(Cli):
         self.assertEqual(r.out, b"\xffa\x80b\n")
 
     def test_a_full_context(self):
-        plan = product.plan(product.scripted("full", {NEWLINE: ord("a"), ord("a"): ord("a")}), "--set", "buckets=8")      # 64 tokens
+        model = product.scripted("full", {NEWLINE: ord("a"), ord("a"): ord("a")})
+        r = self.ok(product.run("jllm-run", product.plan(model, "--set", "buckets=8"), "-p", "Hello", "--temp", 0, "-n", 1000))      # 64 tokens
+        self.assertRegex(r.err, r"the context of 64 tokens is full; that is all that the model was trained for")
+        plan = product.plan(model, "--set", "buckets=8", "--set", "memory.ctx_max=48")
         r = self.ok(product.run("jllm-run", plan, "-p", "Hello", "--temp", 0, "-n", 1000))
         self.assertRegex(r.text.removesuffix("\n"), r"^a{20,64}$")
         self.assertRegex(r.err, r"(?i)context")
@@ -343,7 +442,7 @@ class Run(Cli):
         r = self.ok(product.run("jllm-run", plan, "-p", "Hello", "--temp", 0, "-n", n - 1))
         self.assertNotRegex(r.err, r"(?i)context (is )?full")
         r = product.run("jllm-run", plan, "-p", "Hello " * 100, "--temp", 0)
-        self.refused(r, 1, r"(?i)context", r"\b64\b", r"ctx_max|jllmc compile")
+        self.refused(r, 1, r"(?i)context", r"\b48\b", r"ctx_max|jllmc compile")
         self.assertEqual(r.out, b"")
 
     def test_smaller_and_larger_contexts(self):
@@ -416,7 +515,10 @@ class Run(Cli):
         a = np.load(out)
         n_vocab = len(oracle.GGUF(product.model(*TINY)).kv["tokenizer.ggml.tokens"])
         self.assertEqual((a.dtype, a.shape), (np.dtype("<f4"), (3, n_vocab)))
-        for ids in ("", "99999", "-1", "1,,2", "1.5"):
+        for ids in ("[5,6,7]", "[5, 6, 7]"):
+            self.ok(product.run("jllm-run", plan, "--tokens", ids, "--logits", out, asan=True))
+            np.testing.assert_array_equal(np.load(out), a)
+        for ids in ("", "99999", "-1", "1,,2", "1.5", "1,", " 1, +2", " 1", "[1", "1]", "[]", "[1,]"):
             with self.subTest(ids):
                 r = product.run("jllm-run", plan, "--tokens", ids, "--logits", out, asan=True)
                 self.clean(r)

@@ -138,8 +138,7 @@ static struct simt_grid matmul_grid(const struct simt_kernel *k) {
     return matrix_grid(k, ceil_div(key(k, "m"), key(k, "wm") * key(k, "rt") * 16));
 }
 static struct simt_grid gate_up_grid(const struct simt_kernel *k) {
-    unsigned m = key(k, "m");
-    return matrix_grid(k, ceil_div(key(k, "n") == 1 ? (unsigned)round_up(m, 256) : m, key(k, "wm") * key(k, "rt") * 8));
+    return matrix_grid(k, ceil_div(key(k, "m"), key(k, "wm") * key(k, "rt") * 8));
 }
 static struct simt_grid attention_grid(const struct simt_kernel *k) {
     return (struct simt_grid){ .x = ceil_div(key(k, "n") * (key(k, "n_head") / key(k, "n_head_kv")), 16), .y = key(k, "n_head_kv"),

@@ -244,6 +244,9 @@ static void test_per_layer_keys(void **state) {
                  TEXTS("has 1 values; there are 2 layers"));
     refused_u32s("llama.feed_forward_length", 2, (uint32_t[]){ 96, 0 },
                  TEXTS("feed_forward_length' is 0 in layer 1"));
+    b = with_key(tiny_llama, "llama.feed_forward_length");
+    build_array(&b, "llama.feed_forward_length", GGUF_I32, 2, (int32_t[]){ 96, -1 }, 8);
+    load_refused(&b, TEXTS("feed_forward_length' is -1 in layer 1;"));
 }
 
 /* Each tensor has its own type; general.file_type says something else and is not believed. */

@@ -202,9 +202,9 @@ static void test_code_and_launches(void **state) {
 #define LAUNCH_ROW(change, words) CONTRADICTION(PLAN_LAUNCHES, struct plan_launch, change, words)
     KERNEL_ROW(p[2].name = UINT32_MAX, "kernel 2");
     KERNEL_ROW(p[1].code_offset += 64, "k->code_offset % align");
-    KERNEL_ROW(p[1].code_offset = UINT64_MAX - 4095, "k->code_bytes, v->code_bytes");
-    KERNEL_ROW(p[1].code_bytes = UINT64_MAX, "k->code_bytes, v->code_bytes");
-    KERNEL_ROW(p[5].code_bytes++, "k->code_bytes, v->code_bytes");
+    KERNEL_ROW(p[1].code_offset = UINT64_MAX - 4095, "k->code_bytes, v->n_code");
+    KERNEL_ROW(p[1].code_bytes = UINT64_MAX, "k->code_bytes, v->n_code");
+    KERNEL_ROW(p[5].code_bytes++, "k->code_bytes, v->n_code");
     KERNEL_ROW(p[1].entry = p[1].code_bytes, "k->entry");
     ARG_ROW(p[0].space = 0, "argument 0");
     ARG_ROW(p[0].space = PLAN_SPACE_END, "argument 0");

@@ -12,10 +12,11 @@
 
 #include "../compiler/select.h"
 
-static int64_t tokens_values[] = {1, 2, 4, 8}, stages_values[] = {2, 3, 4};
+static int64_t tokens_values[] = {1, 2, 4, 8}, stages_values[] = {2, 3, 4}, slices_values[] = {1, 2};
 static struct contract_param params[] = {
     {.name = "tokens", .values = tokens_values, .n_values = 4, .otherwise = 4},
     {.name = "stages", .values = stages_values, .n_values = 3, .otherwise = 2},
+    {.name = "slices", .values = slices_values, .n_values = 2, .otherwise = 1, .shape = true},
 };
 static const char *keys[] = {"quant", "m", "k", "n", "residual", "eps"};
 static const struct contract_template templates[] = {
@@ -35,7 +36,7 @@ static const struct key_field launch[] = {
 };
 
 struct chosen {
-    struct choice choices[2];
+    struct choice choices[3];
     struct spec spec;
     struct arena arena;
     struct diag diag;
@@ -116,8 +117,7 @@ static void test_the_more_specific_wins(void **state) {
         "kernel 'matmul' { k = 576, tokens = 8 }",
         1, "x.lua:3", "x.lua:4 (= 8)");
     expect("kernel 'matmul' { when = { m = 1536, n = 8 },\n  tokens = 8 }", 8, "x.lua:3", NULL);
-    expect("shape 'matmul' { m = 1536, tokens = 8 }\nkernel 'matmul' { tokens = 1 }", 8, "x.lua:2",
-           "x.lua:3 (= 1)");
+    expect("kernel 'matmul' { m = 1536, tokens = 8 }\nshape 'matmul' { slices = 2 }", 8, "x.lua:2", NULL);
 }
 
 static void test_set_beats_all(void **state) {
@@ -201,10 +201,10 @@ static void test_unknown_words(void **state) {
                   "[spec-key]\n"
                   "    kernel 'matmul' { when = { residul = 1 }, stages = 4 }\n"
                   "                               ^\n");
-    expect_report("shape 'matmul' { quant = 'Q4_K', stages = 4 }",
+    expect_report("shape 'matmul' { quant = 'Q4_K', slices = 2 }",
                   "error: x.lua:2:18: unknown quant 'Q4_K' in shape \"matmul\"; did you mean "
                   "'q4_k'? [spec-key]\n"
-                  "    shape 'matmul' { quant = 'Q4_K', stages = 4 }\n"
+                  "    shape 'matmul' { quant = 'Q4_K', slices = 2 }\n"
                   "                     ^\n");
     expect_report("kernel 'matmul' { k = 1, stages = 5 }",
                   "error: x.lua:2:26: 'stages' of template 'matmul' cannot be 5; it may be 2, 3 or "
@@ -219,6 +219,48 @@ static void test_unknown_words(void **state) {
                   "error: x.lua:2:29: unknown key 'tokens' in kernel \"attention\" [spec-key]\n"
                   "    kernel 'attention' { k = 1, tokens = 5 }\n"
                   "                                ^\n");
+}
+
+static void test_the_order_of_sums_is_set_by_shape(void **state) {
+    (void)state;
+    struct chosen c = choose("shape 'matmul' { m = 1536, slices = 2 }", NULL, 0, NULL);
+    assert_int_equal(c.choices[2].value, 2);
+    release(&c);
+    const char *set = "matmul.slices=2";
+    c = choose("", &set, 1, NULL);
+    assert_int_equal(c.choices[2].value, 2);
+    release(&c);
+    expect_report("kernel 'matmul' { slices = 2 }",
+                  "error: x.lua:2:19: 'slices' fixes the order of sums: set it in shape \"matmul\", "
+                  "not in kernel \"matmul\" [spec-word]\n"
+                  "    kernel 'matmul' { slices = 2 }\n"
+                  "                      ^\n");
+    expect_report("shape 'matmul' { tokens = 2 }",
+                  "error: x.lua:2:18: 'tokens' does not fix the order of sums: set it in kernel "
+                  "\"matmul\", not in shape \"matmul\" [spec-word]\n"
+                  "    shape 'matmul' { tokens = 2 }\n"
+                  "                     ^\n");
+}
+
+/* Warned of: the user's own entries, and --set; what an included file says is for many models. */
+static void test_entries_without_a_launch(void **state) {
+    (void)state;
+    struct key_field key[COUNT(launch)];
+    memcpy(key, launch, sizeof key);
+    struct kernel k = {.template = &templates[0], .key = key, .n_key = COUNT(key)};
+    struct chosen c;
+    const char *sets[] = {"matmul.tokens=1", "attention.tokens=1"};
+    write_text("far.lua", "jllm_spec(1)\nkernel 'matmul' { k = 7, tokens = 1 }");
+    load(&c, "include 'far'\nkernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { k = 577, tokens = 1 }\n"
+             "shape 'attention' { slices = 2 }", sets, 2);
+    struct program p = {.spec = &c.spec, .kernels = &k, .n_kernels = 1};
+    select_warn_unmatched(&p, &c.diag);
+    fclose(c.diag.out);
+    assert_string_equal(c.text, "warning: x.lua:4: this kernel \"matmul\" matches no launch of the model [spec-unused]\n"
+                                "warning: x.lua:5: this shape \"attention\" matches no launch of the model [spec-unused]\n"
+                                "warning: --set attention.tokens: this kernel \"attention\" matches no launch of the model "
+                                "[spec-unused]\n");
+    release(&c);
 }
 
 static void test_unknown_words_of_set(void **state) {
@@ -263,6 +305,8 @@ int main(void) {
         cmocka_unit_test(test_contradictions),
         cmocka_unit_test(test_a_nearer_file_overrides_the_same_match),
         cmocka_unit_test(test_unknown_words),
+        cmocka_unit_test(test_the_order_of_sums_is_set_by_shape),
+        cmocka_unit_test(test_entries_without_a_launch),
         cmocka_unit_test(test_unknown_words_of_set),
     };
     return cmocka_run_group_tests(tests, enter_scratch, leave_scratch);

@@ -11,6 +11,7 @@
 
 #include "../compiler/tokenizer.h"
 #include "../runtime/host/tokenizer.h"
+#include "../runtime/host/utf8.h"
 #include "vocab.h"
 
 /* ---- a small vocabulary ---- */
@@ -249,6 +250,23 @@ static void expect_round_trip(struct tokenizer *t, const char *text, size_t byte
     if (bytes) assert_memory_equal(back.data, text, bytes);
     buffer_free(&back);
     tokenizer_ids_free(&ids);
+}
+
+static void test_disarm(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *shown;
+    } cases[] = {
+        {"plain text, 100 %\n", "plain text, 100 %\n"}, {"\x1b[2J\r\t\x7f", "?[2J???"},
+        {"caf\xc3\xa9 \xf0\x9f\x98\x80", "caf\xc3\xa9 \xf0\x9f\x98\x80"},
+        {"\xc2\x9b" "2J", "??2J"}, {"a\xe2\x80\xae" "b", "a???b"}, {"\xff\xc3", "??"}, {"", ""},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char *text = strdup(cases[i].text);
+        utf8_disarm(text, strlen(text));
+        assert_string_equal(text, cases[i].shown);
+        free(text);
+    }
 }
 
 /* Any bytes come back, invalid UTF-8 and NULs included. */
@@ -498,6 +516,7 @@ int main(void) {
         cmocka_unit_test(test_special),   cmocka_unit_test(test_plain_bpe),
         cmocka_unit_test(test_any_bytes), cmocka_unit_test(test_megabyte),
         cmocka_unit_test(test_stream),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_disarm),
         cmocka_unit_test(test_warned),    cmocka_unit_test(test_merge_twice),
         cmocka_unit_test(test_damaged),   cmocka_unit_test(test_golden),
     };

@@ -1,7 +1,7 @@
 /* jllm-bench: how fast a plan runs here, in llama-bench's words. Tokenising and sampling are not
  * measured. Every test is run once to warm up, then -r times; a figure comes with its spread, the
- * weight bytes read per second, and their share of the memory bandwidth measured just before; above
- * that bandwidth weights come from a cache, and there is no share. */
+ * weight bytes read per second, and their share of the memory bandwidth measured just before (of a
+ * GPU: what it says itself); above that bandwidth weights come from a cache, and there is no share. */
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
@@ -228,8 +228,8 @@ static void open_plan(struct bench *b, int threads) {
     b->info = jllm_plan_info(b->plan);
     b->session = jllm_session_new(b->plan, &e);
     if (!b->session) stop_error(&e);
-    b->peak_gbps =
-        b->info->peak_gbps > 0 ? b->info->peak_gbps : measure_peak(b->info->n_threads, &bytes);
+    b->peak_gbps = *b->info->device_name ? b->info->peak_gbps
+                                         : measure_peak(b->info->n_threads, &bytes);
     b->ids = need(realloc(b->ids, b->info->ctx_max * sizeof *b->ids));
     for (uint32_t i = 0; i < b->info->ctx_max; i++)
         b->ids[i] = (int32_t)((i * 7919ull + 13) % b->info->n_vocab);

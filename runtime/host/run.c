@@ -305,10 +305,10 @@ static void show_bandwidth(const struct run *r, uint64_t decode_bytes, double se
         r->info->weights_bytes < (64u << 20) ? (size_t)r->info->weights_bytes : 64u << 20;
     double gbps = 1e-9 * (double)decode_bytes / seconds, peak = r->info->peak_gbps;
     bool known = peak > 0;
-    if (!known) peak = measure_read_gbps(r->info->n_threads, bytes, 0.05);
+    if (!*r->info->device_name) peak = measure_read_gbps(r->info->n_threads, bytes, 0.05);
     fprintf(stderr, "%16s      = %10.2f GB/s of weights", "bandwidth", gbps);
     if (peak > 0 && gbps > peak)
-        fprintf(stderr, ", which come from a cache: memory gives %.1f GB/s", peak);
+        fprintf(stderr, ", more than the %.1f GB/s of memory: weights come from a cache", peak);
     else if (known)
         fprintf(stderr, ", %.0f %% of the %.1f GB/s of %s", 100 * gbps / peak, peak,
                 r->info->device_name);

@@ -219,6 +219,7 @@ constexpr u32 parts_bytes = sizeof(shared_parts), fragments_bytes = k_blocks * 2
 extern "C" __global__ void __launch_bounds__(JT_WARPS * 32)
     JT_NAME(const float *q, const u16 *kcache, const u16 *vcache, float *part, const plan_step *step) {
     SHARED(uint4, memory, [(parts_bytes > fragments_bytes ? parts_bytes : fragments_bytes) / 16]);
+    grid_dependency_launch();
     grid_dependency_wait();
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, pos = step->pos, n_rows = step->n_tokens * group;
     const u32 first_row = blockIdx.x * 16, last_row = (first_row + 16 < n_rows ? first_row + 16 : n_rows) - 1;

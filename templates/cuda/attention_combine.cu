@@ -22,6 +22,7 @@ DEV float combine(const float *part, u32 token, u32 head, u32 d, u32 n_splits) {
 
 extern "C" __global__ void __launch_bounds__(128)
     JT_NAME(const float *part, void *out, const plan_step *step) {
+    grid_dependency_launch();
     grid_dependency_wait();
     const u32 lane = threadIdx.x % 32, block = blockIdx.x * 4 + threadIdx.x / 32, token = blockIdx.y;
     if (block >= x16_cols<JT_N, cols> / 32) return;

@@ -19,18 +19,19 @@ local tile_params = {
       doc = "warps along K (fixes the order of sums; 0: from the shape)" },
     { name = "m_warps", values = { 0, 1, 2, 4, 8 }, default = 0, doc = "warps along rows (0: from the shape)" },
     { name = "row_tiles", values = { 0, 1, 2 }, default = 0, doc = "tiles of 16 rows of a warp (0: from the shape)" },
-    { name = "ahead", values = { 1, 2, 4 }, default = 2, doc = "pairs of blocks that are loaded ahead (buckets)" },
+    { name = "ahead", values = { 0, 1, 2, 4 }, default = 0, doc = "pairs of blocks loaded ahead (0: from the type)" },
+    { name = "resident", values = { 0, 1, 2, 3, 4 }, default = 0, doc = "blocks an SM should hold, which limits registers (0: from the shape)" },
 }
 template "matmul" {
     source = "matmul.cu", reference = "matmul",
     args = { "a", "w", "out" },
-    keys = { "quant", "m", "k", "n", "residual", "wm", "wk", "rt" },
+    keys = { "quant", "m", "k", "n", "residual", "wm", "wk", "rt", "depth", "blocks" },
     params = tile_params,
 }
 template "gate_up" {
     source = "gate_up.cu", reference = "gate_up",
     args = { "a", "wg", "wu", "out" },
-    keys = { "quant", "m", "k", "n", "out", "wm", "wk", "rt" },
+    keys = { "quant", "m", "k", "n", "out", "wm", "wk", "rt", "depth", "blocks" },
     params = tile_params,
 }
 template "rms_norm" {
@@ -94,26 +95,29 @@ local function k_warps(slices, most)
     return ceil_div(slices, ceil_div(slices, most))
 end
 
--- Completes key with wm, wk, rt (what the sources read) and returns the launch's grid, block and shared memory.
+-- Fewer registers for wide types: pairs of blocks loaded ahead.
+local function depth_of(quant, n)
+    if quant == "f32" then return 1 end
+    return n == 1 and quant ~= "f16" and quant ~= "q8_0" and 4 or 2
+end
+
+-- Completes key with wm, wk, rt, depth, blocks (what the sources read); returns the launch's grid, block and shared memory.
 local function tiles(template, key, matrices)
-    local p, n, slices = choose(template, key), key.n, ceil_div(key.k, 256)
-    local wm, wk, rt
-    if n == 1 then
-        wm, rt = matrices == 2 and 2 or 1, matrices == 2 and 2 or 1
-        wk = k_warps(slices, matrices == 2 and 5 or 10)
-    else
-        wm, rt = matrices, 2
-        wk = k_warps(slices, 8 // wm)
-    end
-    if p.m_warps > 0 then wm = p.m_warps end
-    if p.k_warps > 0 then wk = p.k_warps end
+    local p, n, slices, quant = choose(template, key), key.n, ceil_div(key.k, 256), key.quant
+    local rt = (n == 1 and matrices == 1 or quant == "f32" or (n > 48 and quant ~= "q4_k" and quant ~= "f16")) and 1 or 2
     if p.row_tiles > 0 then rt = p.row_tiles end
+    local wm = matrices == 2 and 4 // rt or 1
+    if p.m_warps > 0 then wm = p.m_warps end
+    local wk = k_warps(slices, math.max((n == 1 and quant ~= "f32" and 10 or 8) // wm, 1))
+    if p.k_warps > 0 then wk = p.k_warps end
     local rows = wm * rt * 16
     if matrices == 2 and (wm % 2 ~= 0 or rows % 64 ~= 0) then
         error("gate_up: m_warps must be even and m_warps * row_tiles a multiple of 4")
     end
     if wm * wk > 32 then error(template .. ": more than 32 warps in a block") end
     key.wm, key.wk, key.rt = wm, wk, rt
+    key.depth = p.ahead > 0 and p.ahead or depth_of(quant, n * matrices)
+    key.blocks = p.resident > 0 and p.resident or (n == 1 and quant ~= "f32" and wm * wk <= 10) and 2 or 1
     return { items = ceil_div(key.m, rows // matrices), chunk = wm * wk * 32,
              shared = wk * n * (rows + (n > 1 and 4 or 0)) * 4 }
 end

@@ -2,6 +2,7 @@
 #include "frag16.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) JT_NAME(const u8 *w, float *out, const plan_step *step) {
+    grid_dependency_launch();
     grid_dependency_wait();
     u32 token = blockIdx.x;
     if (token >= step->n_tokens) return;

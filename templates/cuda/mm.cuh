@@ -2,7 +2,7 @@
 //
 // A block has JT_WM x JT_WK warps. Warp (m, k) has JT_RT row tiles and the slices (256 columns) k, k + JT_WK, ...
 // of K. The JT_WM warps of one k walk through the same activations side by side, from L1. Weights go from memory
-// to registers in the order in which the tensor core wants them, JT_AHEAD pairs of blocks ahead of their use.
+// to registers in the order in which the tensor core wants them, JT_DEPTH pairs of blocks ahead of their use.
 // The sums of the warps of one row tile meet in shared memory and are added in the order of k: bits depend on
 // JT_WK alone, never on the number of SMs, JT_WM or JT_RT.
 //
@@ -18,8 +18,8 @@
 #include "frag16.cuh"
 #include "x16.cuh"
 
-#ifndef JT_AHEAD
-#define JT_AHEAD (JT_N == 1 ? 4 : 2)
+#ifndef JT_DEPTH
+#define JT_DEPTH 2      // pairs of blocks that are loaded ahead: 1, 2, 4
 #endif
 #ifndef JT_BLOCKS
 #define JT_BLOCKS 1     // that an SM should hold: limits registers
@@ -87,12 +87,15 @@ DEV float one_row(q6_k, const one_sums &o, const q6_k::meta &m, int h, float, fl
 }
 
 // Row tiles times one token: this warp's slices, added over the four lanes of a row.
+// The stride comes through a shuffle so that the loop over slices stays one even where a warp has a single slice: ptxas would
+// spill to start all of it at once.
 template <class Q>
 DEV void one_run(const u8 *const (&tile)[JT_RT], const void *x16, u32 first, u32 lane, float (&r)[JT_RT][2]) {
+    const u32 stride = shfl((u32)JT_WK, 0);
     const uint4 *x = static_cast<const uint4 *>(x16);
     const float *sums = static_cast<const float *>(x16) + x16_sum<1, JT_K>(0, 0);
     const u32 g = lane / 4, t = lane % 4;
-    constexpr int AHEAD = JT_AHEAD;
+    constexpr int AHEAD = JT_DEPTH;
     typename Q::pair raw[AHEAD][JT_RT] = {};
     typename Q::meta meta[JT_RT], next_meta[JT_RT];
     uint4 xv = make_uint4(0, 0, 0, 0), next_x = xv;
@@ -120,14 +123,14 @@ DEV void one_run(const u8 *const (&tile)[JT_RT], const void *x16, u32 first, u32
     grid_dependency_wait();
     load_x(first);
 #pragma unroll 1
-    for (u32 slice = first; slice < N_SLICES; slice += JT_WK) {
+    for (u32 slice = first; slice < N_SLICES; slice += stride) {
         one_sums o[JT_RT] = {};
         xv = next_x;
         sum = next_sum;
 #pragma unroll
         for (int i = 0; i < JT_RT; i++) meta[i] = next_meta[i];
-        load_meta(slice + JT_WK);
-        load_x(slice + JT_WK);
+        load_meta(slice + stride);
+        load_x(slice + stride);
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             if (WHOLE || slice * 4 + p < N_PAIRS) {
@@ -139,7 +142,7 @@ DEV void one_run(const u8 *const (&tile)[JT_RT], const void *x16, u32 first, u32
                     for (int i = 0; i < JT_RT; i++) one_mma(Q(), o[i], raw[p % AHEAD][i], b, v);
                 }
             }
-            load_pair(p + AHEAD < 4 ? slice : slice + JT_WK, (p + AHEAD) % 4);
+            load_pair(p + AHEAD < 4 ? slice : slice + stride, (p + AHEAD) % 4);
         }
 #pragma unroll
         for (int i = 0; i < JT_RT; i++)
@@ -314,7 +317,8 @@ DEV void low_mma(const f32::pair (&raw)[JT_RT], const uint4 (&x)[G], int gr, int
 // Row tiles times JT_N tokens: this warp's slices.
 template <class Q>
 DEV void tiles_run(const u8 *const (&tile)[JT_RT], const void *x16, u32 first, u32 lane, tile_sums &acc) {
-    constexpr int AHEAD = JT_AHEAD;
+    const u32 stride = shfl((u32)JT_WK, 0);
+    constexpr int AHEAD = JT_DEPTH;
     const uint4 *x = static_cast<const uint4 *>(x16) + lane;
     const float *sums = static_cast<const float *>(x16) + x16_sum<JT_N, JT_K>(0, 0);
     typename Q::pair raw[AHEAD][JT_RT] = {};
@@ -342,11 +346,11 @@ DEV void tiles_run(const u8 *const (&tile)[JT_RT], const void *x16, u32 first, u
     grid_dependency_wait();
     load_x(first * 8, 0, xb[0]);
 #pragma unroll 1
-    for (u32 slice = first; slice < N_SLICES; slice += JT_WK) {
+    for (u32 slice = first; slice < N_SLICES; slice += stride) {
         tile_sums c;
 #pragma unroll
         for (int i = 0; i < JT_RT; i++) meta[i] = next_meta[i];
-        load_meta(slice + JT_WK);
+        load_meta(slice + stride);
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             if (WHOLE || slice * 4 + p < N_PAIRS) {
@@ -364,13 +368,13 @@ DEV void tiles_run(const u8 *const (&tile)[JT_RT], const void *x16, u32 first, u
                     for (int gr = 0; gr < GROUPS; gr++) {
                         const int turn = ((p * 2 + b) * GROUPS + gr) % 2;
                         if (gr + 1 < GROUPS) load_x(block, gr + 1, xb[1 - turn]);
-                        else load_x(p * 2 + b < 7 ? block + 1 : (slice + JT_WK) * 8, 0, xb[1 - turn]);
+                        else load_x(p * 2 + b < 7 ? block + 1 : (slice + stride) * 8, 0, xb[1 - turn]);
                         block_mma<Q>(meta, raw[p % AHEAD], s, a, xb[turn], gr, b, p + b == 0, c, acc);
                         low_mma(raw[p % AHEAD], xb[turn], gr, b, acc);
                     }
                 }
             }
-            load_pair(p + AHEAD < 4 ? slice : slice + JT_WK, (p + AHEAD) % 4);
+            load_pair(p + AHEAD < 4 ? slice : slice + stride, (p + AHEAD) % 4);
         }
         add_mins<Q>(meta, sums, slice, lane, acc);
         if (scaling<Q>::kind == PER_SLICE) {

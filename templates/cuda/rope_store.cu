@@ -85,6 +85,7 @@ DEV void share_store(const share &s, float *out, u32 lane) {
 extern "C" __global__ void __launch_bounds__(128)
     JT_NAME(float *q, const float *k, const float *v, const float *table, NORM_ARGS u16 *kcache,
             u16 *vcache, const plan_step *step) {
+    grid_dependency_launch();
     grid_dependency_wait();
     const u32 lane = threadIdx.x % 32, token = blockIdx.y, head = blockIdx.x * 4 + threadIdx.x / 32;
     if (token >= step->n_tokens || head >= heads) return;
