@@ -43,6 +43,12 @@ static float *device_floats(size_t n, float amplitude, const char *name) {
     return x;
 }
 
+static float *weight_floats(size_t n, float amplitude, const char *name) {
+    float *x = device_floats(n, amplitude, name);
+    simt_read_only(x);
+    return x;
+}
+
 static void put_half(void *p, float x) {
     uint16_t h = quant_to_half(x);
     memcpy(p, &h, 2);
@@ -172,7 +178,6 @@ static void *x16_random(size_t rows, size_t cols, uint64_t seed, float amplitude
             }
             memcpy(x + x16_sums_at(rows, cols) + (b * rows + i) * 4, &sum, 4);
         }
-    simt_read_only(x);
     return x;
 }
 
@@ -404,7 +409,7 @@ static void norm_want(const float *x, const float *w, unsigned k, double *want) 
 
 static void rms_norm_check(const struct simt_kernel *kernel, unsigned n, float amplitude) {
     unsigned k = key(kernel, "k"), rows = key(kernel, "n"), one = key(kernel, "row"), n_x = one ? 9 : rows;
-    float *x = device_floats((size_t)n_x * k, amplitude, "x"), *w = device_floats(k, 2, "w");
+    float *x = device_floats((size_t)n_x * k, amplitude, "x"), *w = weight_floats(k, 2, "w");
     double *want = malloc((size_t)n_x * k * sizeof *want);
     uint8_t *out = simt_alloc(x16_bytes(rows, k), "out");
     for (unsigned t = 0; t < n_x; t++) norm_want(x + (size_t)t * k, w, k, want + (size_t)t * k);
@@ -509,8 +514,8 @@ static void rope_check(const struct simt_kernel *kernel, unsigned n, unsigned po
     size_t q_cols = h->n_head * h->head_dim, kv_cols = h->n_head_kv * h->head_dim;
     float *q = device_floats(h->n * q_cols, 4, "q"), *before = malloc(h->n * q_cols * sizeof *q);
     c.k = device_floats(h->n * kv_cols, 4, "k"), c.v = device_floats(h->n * kv_cols, 4, "v");
-    c.table = device_floats((size_t)h->ctx * h->rope_dim, 1, "table");
-    c.q_norm = device_floats(h->head_dim, 2, "q_norm"), c.k_norm = device_floats(h->head_dim, 2, "k_norm");
+    c.table = weight_floats((size_t)h->ctx * h->rope_dim, 1, "table");
+    c.q_norm = weight_floats(h->head_dim, 2, "q_norm"), c.k_norm = weight_floats(h->head_dim, 2, "k_norm");
     for (int i = 0; i < 2; i++) c.cache[i] = simt_alloc(h->ctx * kv_cols * 2, i ? "vcache" : "kcache");
     memcpy(before, q, h->n * q_cols * sizeof *q);
     rope_launch(kernel, &c, q, seed);
@@ -566,7 +571,6 @@ static uint16_t *device_cache(const struct heads *h, unsigned rows, const char *
     size_t cols = h->n_head_kv * h->head_dim;
     uint16_t *cache = simt_alloc(h->ctx * cols * 2, name);
     for (size_t i = 0; i < rows * cols; i++) put_half(cache + i, uniform() * (1 + (float)(i / cols) / 100));
-    simt_read_only(cache);
     return cache;
 }
 

@@ -33,6 +33,7 @@ static const struct { const char *fault, *sentence; bool checked_only; } faults[
     { "no_flag", "everybody waits for a flag", false },
     { "ldmatrix", "ldmatrix from outside shared memory", false },
     { "index", "index out of an array", true },
+    { "no_wait", "before grid_dependency_wait", false },
 };
 
 static const struct simt_kernel *kernel_of(const char *source, const char *fault) {

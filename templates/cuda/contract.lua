@@ -104,11 +104,24 @@ end
 -- Completes key with wm, wk, rt, depth, blocks (what the sources read); returns the launch's grid, block and shared memory.
 local function tiles(template, key, matrices)
     local p, n, slices, quant = choose(template, key), key.n, ceil_div(key.k, 256), key.quant
-    local rt = (n == 1 and matrices == 1 or quant == "f32" or (n > 48 and quant ~= "q4_k" and quant ~= "f16")) and 1 or 2
+    local scaled_often = quant ~= "q4_k" and quant ~= "f16"    -- more sums in registers: one row tile, or they spill
+    local wm, wk, rt
+    if n == 1 then
+        wm, rt = matrices, matrices
+        wk = quant == "f32" and 8 // wm or k_warps(slices, 10 // wm)
+    elseif quant == "f32" then
+        wm, rt = matrices == 2 and 4 or 1, 1
+        wk = k_warps(slices, 8 // wm)
+    else
+        -- Sixteen warps have 128 registers each, which more than 48 tokens do not fit. A block of few rows, where there
+        -- are few blocks, has all its warps along K.
+        local warps = n > 48 and 12 or 16
+        rt = 1
+        wm = matrices == 2 and 4 or key.m <= 1024 and 1 or 2
+        wk = wm == 1 and k_warps(slices, 10) or math.min(warps // wm, slices)
+    end
     if p.row_tiles > 0 then rt = p.row_tiles end
-    local wm = matrices == 2 and 4 // rt or 1
     if p.m_warps > 0 then wm = p.m_warps end
-    local wk = k_warps(slices, math.max((n == 1 and quant ~= "f32" and 10 or 8) // wm, 1))
     if p.k_warps > 0 then wk = p.k_warps end
     local rows = wm * rt * 16
     if matrices == 2 and (wm % 2 ~= 0 or rows % 64 ~= 0) then

@@ -317,17 +317,21 @@ DEV void low_mma(const f32::pair (&raw)[JT_RT], const uint4 (&x)[G], int gr, int
 // Row tiles times JT_N tokens: this warp's slices.
 template <class Q>
 DEV void tiles_run(const u8 *const (&tile)[JT_RT], const void *x16, u32 first, u32 lane, tile_sums &acc) {
-    const u32 stride = shfl((u32)JT_WK, 0);
+    // A constant stride is worth a sixth of the time; but types with many scales then spill, and so do all
+    // where a warp has one slice, which is no loop to ptxas.
+    const u32 stride = scaling<Q>::kind == PER_SLICE && scaling<Q>::unit > 1 && JT_WK < N_SLICES ? JT_WK : shfl((u32)JT_WK, 0);
     constexpr int AHEAD = JT_DEPTH;
+    // Pairs in a row without a jump. Products that start from zero have no order: more of them, and ptxas spills.
+    constexpr int STRIP = scaling<Q>::kind == PER_SLICE && scaling<Q>::unit > 1 ? 4 : AHEAD;
     const uint4 *x = static_cast<const uint4 *>(x16) + lane;
     const float *sums = static_cast<const float *>(x16) + x16_sum<JT_N, JT_K>(0, 0);
     typename Q::pair raw[AHEAD][JT_RT] = {};
     typename Q::meta meta[JT_RT], next_meta[JT_RT];
     uint4 xb[2][G];
-    auto load_pair = [&](u32 slice, int p) {
+    auto load_pair = [&](u32 slice, int p, int slot) {
         if (WHOLE ? slice < N_SLICES : slice * 4 + p < N_PAIRS)
 #pragma unroll
-            for (int i = 0; i < JT_RT; i++) weights_load(raw[p % AHEAD][i], tile[i], slice * 4 + p, lane);
+            for (int i = 0; i < JT_RT; i++) weights_load(raw[slot][i], tile[i], slice * 4 + p, lane);
     };
     auto load_meta = [&](u32 slice) {
         if (slice < N_SLICES)
@@ -341,40 +345,43 @@ DEV void tiles_run(const u8 *const (&tile)[JT_RT], const void *x16, u32 first, u
             if (gr * G + n < N8) to[n] = x[(block * N8 + gr * G + n) * 32];
     };
 #pragma unroll
-    for (int p = 0; p < AHEAD; p++) load_pair(first, p);
+    for (int p = 0; p < AHEAD; p++) load_pair(first, p, p);
     load_meta(first);
     grid_dependency_wait();
     load_x(first * 8, 0, xb[0]);
 #pragma unroll 1
     for (u32 slice = first; slice < N_SLICES; slice += stride) {
-        tile_sums c;
+        tile_sums c = {};
 #pragma unroll
         for (int i = 0; i < JT_RT; i++) meta[i] = next_meta[i];
         load_meta(slice + stride);
+#pragma unroll 1
+        for (int strip = 0; strip < 4; strip += STRIP)
 #pragma unroll
-        for (int p = 0; p < 4; p++) {
+        for (int i = 0; i < STRIP; i++) {
+            const int p = strip + i, slot = i % AHEAD;
             if (WHOLE || slice * 4 + p < N_PAIRS) {
                 pair_scales s[JT_RT];
 #pragma unroll
-                for (int i = 0; i < JT_RT; i++) s[i] = scales_of(meta[i], p, lane);
+                for (int r = 0; r < JT_RT; r++) s[r] = scales_of(meta[r], p, lane);
 #pragma unroll
                 for (int b = 0; b < 2; b++) {
                     const u32 block = slice * 8 + p * 2 + b;
                     if (!WHOLE && block >= N_BLOCKS) continue;
                     u32 a[JT_RT][2][4];
 #pragma unroll
-                    for (int i = 0; i < JT_RT; i++) weights_decode(raw[p % AHEAD][i], s[i], b, a[i]);
+                    for (int r = 0; r < JT_RT; r++) weights_decode(raw[slot][r], s[r], b, a[r]);
 #pragma unroll
                     for (int gr = 0; gr < GROUPS; gr++) {
-                        const int turn = ((p * 2 + b) * GROUPS + gr) % 2;
+                        const int turn = ((i * 2 + b) * GROUPS + gr) % 2;
                         if (gr + 1 < GROUPS) load_x(block, gr + 1, xb[1 - turn]);
                         else load_x(p * 2 + b < 7 ? block + 1 : (slice + stride) * 8, 0, xb[1 - turn]);
-                        block_mma<Q>(meta, raw[p % AHEAD], s, a, xb[turn], gr, b, p + b == 0, c, acc);
-                        low_mma(raw[p % AHEAD], xb[turn], gr, b, acc);
+                        block_mma<Q>(meta, raw[slot], s, a, xb[turn], gr, b, STRIP == 4 && i + b == 0, c, acc);
+                        low_mma(raw[slot], xb[turn], gr, b, acc);
                     }
                 }
             }
-            load_pair(p + AHEAD < 4 ? slice : slice + stride, (p + AHEAD) % 4);
+            load_pair(p + AHEAD < 4 ? slice : slice + stride, (p + AHEAD) % 4, slot);
         }
         add_mins<Q>(meta, sums, slice, lane, acc);
         if (scaling<Q>::kind == PER_SLICE) {

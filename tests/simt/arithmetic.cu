@@ -5,6 +5,7 @@ extern "C" __global__ void __launch_bounds__(32) JT_NAME(const u32 *in, u32 *out
     SHARED(u32, tile, [32][4]);
     const u32 lane = threadIdx.x, v = in[lane];
     u32 row = 0;
+    grid_dependency_wait();
     auto put = [&](u32 r) { out[row++ * 32 + lane] = r; };
     put(lop3<0xea>(v, 0x00ff00ff, 0x64000000));
     put(prmt(v, 0x11223344, 0x7531));

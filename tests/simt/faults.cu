@@ -17,6 +17,10 @@ extern "C" __global__ void __launch_bounds__(64) JT_NAME(u32 *in, u32 *out, u32 
     SHARED_DYNAMIC(copied);
     [[maybe_unused]] const u32 me = threadIdx.x, lane = me % 32;
     u32 from = me ^ 33;
+#if defined(JT_FAULT_NO_WAIT)
+    atomic_add(flag, 0);
+#endif
+    grid_dependency_wait();
     tile[me][0] = in[me];
 #if !defined(JT_FAULT_UNINITIALISED)
     for (u32 i = 1; i < 4; i++) tile[me][i] = in[me];

@@ -405,6 +405,7 @@ static void block_start(Block *b, u32 index) {
             t->block_idx = {index % grid_dim.x, index / grid_dim.x % grid_dim.y,
                             index / grid_dim.x / grid_dim.y};
             t->group = 0;
+            t->waited = false;
             w->copies[t->lane].clear();
             fiber_make(t->fiber, t->mapping + page_bytes,
                        static_cast<size_t>(reinterpret_cast<char *>(t) - t->mapping) - page_bytes,

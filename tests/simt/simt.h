@@ -162,6 +162,7 @@ Result launch(dim3 grid, dim3 block, u32 smem_bytes, const Options &options, con
 // only.
 void *device_alloc(size_t bytes, const char *name);
 void device_free(void *);
+// Kernels see it after grid_dependency_wait only, unless it is read-only.
 void device_read_only(void *);  // kernels may not write it from now on, and reads are not recorded
 
 // True when the kernels were compiled with -fsanitize=thread, whose hooks simt_check.cpp
@@ -201,6 +202,7 @@ u32 atomic_add(u32 *p, u32 v, bool acquire_release);
 u32 atomic_max(u32 *p, u32 v);
 u32 load_acquire(const u32 *p, Where);
 void store_release(u32 *p, u32 v);
+void grid_wait();
 char *shared_array(const void *key, const char *name, u32 bytes);
 char *shared_dynamic();
 
@@ -330,7 +332,7 @@ DEV u32 atomic_add_acq_rel(u32 *p, u32 v) { return simt::atomic_add(p, v, true);
 DEV u32 ld_acquire(const u32 *p, SIMT_AT) { return simt::load_acquire(p, SIMT_WHERE); }
 DEV void st_release(u32 *p, u32 v) { simt::store_release(p, v); }
 
-DEV void grid_dependency_wait() {}
+DEV void grid_dependency_wait() { simt::grid_wait(); }
 DEV void grid_dependency_launch() {}
 
 #endif

@@ -247,6 +247,10 @@ void access(const void *p, u32 bytes, Access kind, const void *pc) {
     if (bytes <= 16 && (bytes & (bytes - 1)) == 0 && reinterpret_cast<u64>(p) % bytes)
         fail(pc, nullptr, "misaligned %s of %u bytes at byte %td of '%s'", what, bytes, c - r->base,
              r->name);
+    if (!r->shared && !r->read_only && !t->waited)
+        fail(pc, nullptr,
+             "'%s' is touched before grid_dependency_wait: a launch before this one may be at work on it",
+             r->name);
     if (r->read_only) {
         if (writes) fail(pc, nullptr, "write to read-only '%s'", r->name);
     } else if (checked) {

@@ -29,6 +29,7 @@ struct Thread : Self {
     Warp *warp;
     u32 lane;
     u32 group;  // cp.async groups committed so far
+    bool waited;  // for the launches before this one, or met at a barrier who had
     char *mapping;
 };
 

@@ -261,6 +261,7 @@ void ldmatrix(u32 *r, int n, bool trans, const void *row, Where at) {
 
 void block_sync_complete(Block *b, int id) {
     std::vector<Warp *> warps;
+    bool waited = false;
     for (Warp *w : b->warps) {
         u32 here = 0, first = 32;
         for (u32 i = 0; i < 32; i++)
@@ -280,11 +281,14 @@ void block_sync_complete(Block *b, int id) {
                  w->alive & ~here, w->index, w->at[first].file, w->at[first].line);
         w->ready |= here;
         warps.push_back(w);
+        for (Thread *t : w->lane) waited |= t->waited;
     }
     b->barrier[id] = Barrier();
     machine.idle = 0;
     machine.result.stats.barriers++;
     order_warps(warps);
+    for (Warp *w : warps)
+        for (Thread *t : w->lane) t->waited |= waited;
 }
 
 void block_sync(int id, u32 n_threads, Where at) {
@@ -399,6 +403,8 @@ u32 load_acquire(const u32 *p, Where at) {
     order_acquire(p);
     return *p;
 }
+
+void grid_wait() { static_cast<Thread *>(self)->waited = true; }
 
 void store_release(u32 *p, u32 v) {
     access(p, sizeof *p, Access::atomic_write, HERE);
