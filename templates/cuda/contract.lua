@@ -15,7 +15,7 @@ template "embed" {
 -- A block of matmul and gate_up has wm x wk warps: wm along rows, rt row tiles each, and wk along K, which fixes the
 -- order of sums. 0: from the shape, by tiles() below.
 local tile_params = {
-    { name = "k_warps", values = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 19, 20 }, default = 0,
+    { name = "k_warps", shape = true, values = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 19, 20 }, default = 0,
       doc = "warps along K (fixes the order of sums; 0: from the shape)" },
     { name = "m_warps", values = { 0, 1, 2, 4, 8 }, default = 0, doc = "warps along rows (0: from the shape)" },
     { name = "row_tiles", values = { 0, 1, 2 }, default = 0, doc = "tiles of 16 rows of a warp (0: from the shape)" },
