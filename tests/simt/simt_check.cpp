@@ -168,7 +168,8 @@ void order_release(const void *flag) {
     all.resize(machine.grid_warps);
     raise(all, w->foreign);
     u32 first = w->grid_index - w->index;
-    for (size_t i = 0; i < w->known.size(); i++) all[first + i] = std::max(all[first + i], w->known[i]);
+    for (size_t i = 0; i < w->known.size(); i++)
+        all[first + i] = std::max(all[first + i], w->known[i]);
     next_epoch(w);
 }
 
@@ -249,7 +250,7 @@ void access(const void *p, u32 bytes, Access kind, const void *pc) {
              r->name);
     if (!r->shared && !r->read_only && !t->waited)
         fail(pc, nullptr,
-             "'%s' is touched before grid_dependency_wait: a launch before this one may be at work on it",
+             "'%s' is touched before grid_dependency_wait: a launch before may be at work on it",
              r->name);
     if (r->read_only) {
         if (writes) fail(pc, nullptr, "write to read-only '%s'", r->name);
