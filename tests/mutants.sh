@@ -6,7 +6,7 @@ work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 build() {
     (cd "$1" && ${CC:-cc} -std=c11 -D_GNU_SOURCE -O1 -march=x86-64-v3 -ffp-contract=off -w \
-        tests/test_kernels.c compiler/layout.c compiler/quant.c -lcmocka -lm -o test_kernels)
+        tests/test_kernels.c compiler/layout.c compiler/layout_cuda.c compiler/quant.c -lcmocka -lm -o test_kernels)
 }
 copy() {
     rm -rf "$work/tree" && mkdir -p "$work/tree/templates" "$work/tree/tests" && cp -R compiler runtime "$work/tree" &&
