@@ -35,7 +35,7 @@
  *   ceil_div(a, b)
  *
  * Integers of a launch's key become #define JT_M 576, floats #define JT_EPS 0x1.4f8b58p-17f, strings
- * #define JT_QUANT_Q4_1 1; chosen params likewise. Args become the kernel's args[] in declared order.
+ * #define JT_QUANT_Q4_1 1 and #define JT_QUANT q4_1; chosen params likewise. Args become the kernel's args[] in declared order.
  * Without `barrier` a launch may overlap the one before it.
  */
 #ifndef CONTRACT_H

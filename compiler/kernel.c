@@ -74,7 +74,11 @@ static void write_defines(struct buffer *b, const struct kernel *k) {
     for (unsigned i = 0; i < k->n_key; i++) {
         const struct key_field *f = &k->key[i];
         define_upper(b, f->name, f->type == KEY_STRING ? f->string : NULL);
-        if (f->type == KEY_STRING) buffer_printf(b, " 1\n");
+        if (f->type == KEY_STRING) {
+            buffer_printf(b, " 1\n");
+            define_upper(b, f->name, NULL);
+            buffer_printf(b, " %s\n", f->string);
+        }
         else if (f->type == KEY_INTEGER) buffer_printf(b, " %" PRId64 "\n", f->integer);
         else buffer_printf(b, " %af\n", f->number);
     }

@@ -611,6 +611,7 @@ static bool context_take(struct cuda_context *c, struct jllm_error *e) {
            CALL(cuMemHostAlloc, (void **)&c->logits, info->n_vocab * sizeof *c->logits, 0) &&
            CALL(cuMemHostAlloc, (void **)&c->step_host, sizeof *c->step_host, 0) &&
            CALL(cuMemsetD8Async, c->arena.at, 0, info->arena_bytes, s->stream) &&
+           CALL(cuMemsetD8Async, c->step.at, 0, sizeof *c->step_host, s->stream) &&
            (!info->cache_bytes ||
             CALL(cuMemsetD8Async, c->cache.at, 0, info->cache_bytes, s->stream));
 }

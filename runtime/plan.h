@@ -26,6 +26,7 @@ enum {
     PLAN_CODE_ALIGN = 4096,    /* of a CPU kernel's image within the code section */
     PLAN_ARENA_ALIGN = 64,     /* of every value in arena and cache */
     PLAN_TOKENS_MAX = 512,     /* largest bucket */
+    PLAN_COUNTERS_MAX = 4096,
     PLAN_BUCKETS_MAX = 32,
     PLAN_ARGS_MAX = 24,        /* arguments of one launch */
     PLAN_KERNELS_MAX = 1 << 16,
@@ -235,6 +236,7 @@ struct plan_step {
     uint32_t row;             /* head: the row of the residual stream whose logits are wanted */
     uint32_t stop;
     int32_t ids[PLAN_TOKENS_MAX];
+    uint32_t counters[PLAN_COUNTERS_MAX];   /* CUDA: of blocks that have arrived; zero between launches */
 };
 
 /* A CUDA kernel is `extern "C" __global__ void NAME(a0, a1, ..., const plan_step *step)`: the launch's arguments in order as

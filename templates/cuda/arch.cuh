@@ -306,4 +306,20 @@ DEV float warp_max(float v) {
     return v;
 }
 
+// Counter i of the step state, which is zero between launches.
+DEV u32 *step_counter(const plan_step *step, u32 i) { return const_cast<u32 *>(step->counters) + i; }
+
+// Called by all threads of each of n blocks, after what they have written: true in the last of them to arrive, which
+// then sees what the others wrote. The counter is left at zero.
+DEV bool last_to_arrive(u32 *counter, u32 n) {
+    SHARED(u32, before, [1]);
+    block_sync();
+    if (threadIdx.x == 0) {
+        before[0] = atomic_add_acq_rel(counter, 1);
+        if (before[0] == n - 1) *counter = 0;
+    }
+    block_sync();
+    return before[0] == n - 1;
+}
+
 #endif

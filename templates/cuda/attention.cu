@@ -1,5 +1,6 @@
 // part[s][t][h] = softmax(q k / sqrt(head_dim)) v over the JT_SPLIT cache positions of split s that
-// token t sees, and log2 of the sum of exponentials of the scores, for attention_combine.cu.
+// token t sees, and log2 of the sum of exponentials of the scores. With JT_JOIN the splits are put together here,
+// as X16 in out: by the last block of a group of rows to arrive; without, by attention_combine.cu.
 //
 // Block (x, y, z) has query rows 16x .. of KV head y (row r is token r / group, head r % group of
 // those that share the KV head) and split z; one with nothing to see leaves at once. Its warps take
@@ -12,7 +13,7 @@
 // fragments directly: dimensions within a block of 32 (K), and within one of 64 (V), stand in the
 // order in which a lane's 16-byte load finds them, which a sum over them, or a row of the output,
 // does not see.
-#include "arch.cuh"
+#include "x16.cuh"
 
 constexpr u32 group = JT_N_HEAD / JT_N_HEAD_KV, cache_cols = JT_N_HEAD_KV * JT_HEAD_DIM;
 constexpr u32 rows_used = JT_N * group < 16 ? JT_N * group : 16;  // of a tile
@@ -216,13 +217,101 @@ DEV void parts_write(const shared_parts &s, u32 b, u32 first_row, u32 last_row, 
 
 constexpr u32 parts_bytes = sizeof(shared_parts), fragments_bytes = k_blocks * 2048;
 
+#if JT_JOIN
+static_assert(JT_HEAD_DIM % 32 == 0, "32 columns of X16 are of one head");
+constexpr u32 all_cols = JT_N_HEAD * JT_HEAD_DIM, tasks = rows_used * (JT_HEAD_DIM / 32);    // of 32 columns
+
+// Columns 32c .. of query row r, a lane one of them.
+DEV void row_store(void *out, u32 r, u32 c, u32 lane, float v) {
+    u32 head = blockIdx.y * group + r % group;
+    x16_store<JT_N, all_cols>(out, r / group, head * (JT_HEAD_DIM / 32) + c, lane, v);
+}
+
+// Dimensions 64b .. of rows up to last_row, from all warps: there is no other split.
+DEV void parts_finish(const shared_parts &s, u32 b, u32 first_row, u32 last_row, void *out) {
+    const u32 lane = threadIdx.x % 32;
+    for (u32 i = threadIdx.x / 32; i < rows_used * 2; i += JT_WARPS) {
+        u32 row = i / 2, c = 2 * b + i % 2, d = i % 2 * 32 + lane;
+        if (first_row + row > last_row || c * 32 >= JT_HEAD_DIM) continue;
+        row_store(out, first_row + row, c, lane, parts_combine(s, row, d % 8 * 8 + d / 8).out);
+    }
+}
+
+// Zeros for the rows of this tile that no token has, and for what X16 pads one token with.
+DEV void missing_store(void *out, u32 first_row, u32 n_rows) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (u32 i = warp; i < tasks; i += JT_WARPS) {
+        u32 r = first_row + i / (JT_HEAD_DIM / 32);
+        if (r >= n_rows && r < JT_N * group) row_store(out, r, i % (JT_HEAD_DIM / 32), lane, 0);
+    }
+    for (u32 i = all_cols / 32 + warp; blockIdx.x + blockIdx.y == 0 && i < x16_cols<JT_N, all_cols> / 32; i += JT_WARPS)
+        x16_store<JT_N, all_cols>(out, 0, i, lane, 0);
+}
+
+struct joining {
+    float weight[rows_used][32], top[rows_used], scale[rows_used];
+};
+
+// Entry of query row r in split s of part.
+DEV const float *entry_of(const float *part, u32 s, u32 r) {
+    u64 token = static_cast<u64>(s) * JT_N + r / group;
+    return part + (token * JT_N_HEAD + blockIdx.y * group + r % group) * (JT_HEAD_DIM + 1);
+}
+
+// The splits of all rows of the tile, weighted by their sums of exponentials and added in ascending order.
+DEV void splits_join(joining &s, const float *part, u32 n_splits, u32 first_row, u32 last_row, void *out) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (u32 i = warp; i < rows_used; i += JT_WARPS) {
+        u32 r = first_row + i < last_row ? first_row + i : last_row;
+        float top = minus_infinity(), total = 0;
+        for (u32 at = lane; at < n_splits; at += 32) top = fmaxf(top, entry_of(part, at, r)[JT_HEAD_DIM]);
+        top = warp_max(top);
+        for (u32 at = lane; at < n_splits; at += 32) total += exp2_approx(entry_of(part, at, r)[JT_HEAD_DIM] - top);
+        total = warp_sum(total);
+        if (lane == 0) s.top[i] = top, s.scale[i] = 1 / total;
+    }
+    block_sync();
+    constexpr u32 each = (tasks + JT_WARPS - 1) / JT_WARPS;
+    float sum[each] = {};
+    for (u32 base = 0; base < n_splits; base += 32) {
+        if (base > 0) block_sync();
+        for (u32 i = warp; i < rows_used; i += JT_WARPS) {
+            u32 r = first_row + i < last_row ? first_row + i : last_row;
+            s.weight[i][lane] = base + lane < n_splits ? exp2_approx(entry_of(part, base + lane, r)[JT_HEAD_DIM] - s.top[i]) : 0;
+        }
+        block_sync();
+        const u32 n = n_splits - base < 32 ? n_splits - base : 32;
+#pragma unroll 4
+        for (u32 at = 0; at < n; at++)
+#pragma unroll
+            for (u32 j = 0; j < each; j++) {
+                u32 i = j * JT_WARPS + warp, row = i / (JT_HEAD_DIM / 32), r = first_row + row;
+                if (i >= tasks || r > last_row) continue;
+                sum[j] = fmaf(s.weight[row][at], entry_of(part, base + at, r)[i % (JT_HEAD_DIM / 32) * 32 + lane], sum[j]);
+            }
+    }
+#pragma unroll
+    for (u32 j = 0; j < each; j++) {
+        u32 i = j * JT_WARPS + warp, row = i / (JT_HEAD_DIM / 32);
+        if (i < tasks && first_row + row <= last_row)
+            row_store(out, first_row + row, i % (JT_HEAD_DIM / 32), lane, sum[j] * s.scale[row]);
+    }
+}
+#define OUT_ARG void *out,
+#else
+#define OUT_ARG
+#endif
+
 extern "C" __global__ void __launch_bounds__(JT_WARPS * 32)
-    JT_NAME(const float *q, const u16 *kcache, const u16 *vcache, float *part, const plan_step *step) {
+    JT_NAME(const float *q, const u16 *kcache, const u16 *vcache, float *part, OUT_ARG const plan_step *step) {
     SHARED(uint4, memory, [(parts_bytes > fragments_bytes ? parts_bytes : fragments_bytes) / 16]);
     grid_dependency_launch();
     grid_dependency_wait();
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, pos = step->pos, n_rows = step->n_tokens * group;
     const u32 first_row = blockIdx.x * 16, last_row = (first_row + 16 < n_rows ? first_row + 16 : n_rows) - 1;
+#if JT_JOIN
+    if (blockIdx.z == 0) missing_store(out, first_row, n_rows);
+#endif
     if (first_row >= n_rows) return;
     const u32 begin = blockIdx.z * JT_SPLIT, end = begin + JT_SPLIT, visible = pos + last_row / group + 1;
     const u32 last = visible < end ? visible : end;
@@ -248,6 +337,18 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32)
         if (b > 0) block_sync();
         parts_store(parts, r.out[b], warp, lane);
         block_sync();
+#if JT_JOIN
+        if (visible <= JT_SPLIT) {
+            parts_finish(parts, b, first_row, last_row, out);
+            continue;
+        }
+#endif
         parts_write(parts, b, first_row, last_row, part);
     }
+#if JT_JOIN
+    if (visible <= JT_SPLIT) return;
+    const u32 n_splits = (visible + JT_SPLIT - 1) / JT_SPLIT;
+    if (!last_to_arrive(step_counter(step, blockIdx.y * gridDim.x + blockIdx.x), n_splits)) return;
+    splits_join(*reinterpret_cast<joining *>(memory), part, n_splits, first_row, last_row, out);
+#endif
 }

@@ -6,6 +6,7 @@
 struct plan_step {
     unsigned n_tokens, pos, row, stop;
     int ids[512];
+    unsigned counters[4096];
 };
 
 #endif
