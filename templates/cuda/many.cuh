@@ -341,14 +341,27 @@ DEV bool parts_join(float *shared, float *parts, u32 *counter, u32 n_tokens) {
                              warps_sum(shared, token, row + 3));
     }
     if (!last_to_arrive(counter, JT_SPLITS)) return false;
-    for (u32 i = threadIdx.x; i < n_tokens * (BLOCK_ROWS / 4); i += THREADS) {
-        float4 v[JT_SPLITS], sum;
+    constexpr u32 EACH = (JT_N * (BLOCK_ROWS / 4) + THREADS - 1) / THREADS, ROOM = 16 / JT_SPLITS > 0 ? 16 / JT_SPLITS : 1;
+    constexpr u32 BATCH = EACH < ROOM ? EACH : ROOM;    // loaded before the first is needed
+#pragma unroll 1
+    for (u32 base = 0; base < EACH; base += BATCH) {
+        float4 v[BATCH][JT_SPLITS];
 #pragma unroll
-        for (u32 y = 0; y < JT_SPLITS; y++) v[y] = reinterpret_cast<const float4 *>(parts + y * size)[i];
-        sum = v[0];
+        for (u32 j = 0; j < BATCH; j++)
 #pragma unroll
-        for (u32 y = 1; y < JT_SPLITS; y++) sum.x += v[y].x, sum.y += v[y].y, sum.z += v[y].z, sum.w += v[y].w;
-        *reinterpret_cast<float4 *>(shared + i / (BLOCK_ROWS / 4) * PITCH + i % (BLOCK_ROWS / 4) * 4) = sum;
+            for (u32 y = 0; y < JT_SPLITS; y++) {
+                const u32 i = (base + j) * THREADS + threadIdx.x;
+                if (i < n_tokens * (BLOCK_ROWS / 4)) v[j][y] = reinterpret_cast<const float4 *>(parts + y * size)[i];
+            }
+#pragma unroll
+        for (u32 j = 0; j < BATCH; j++) {
+            const u32 i = (base + j) * THREADS + threadIdx.x;
+            if (i >= n_tokens * (BLOCK_ROWS / 4)) continue;
+            float4 sum = v[j][0];
+#pragma unroll
+            for (u32 y = 1; y < JT_SPLITS; y++) sum.x += v[j][y].x, sum.y += v[j][y].y, sum.z += v[j][y].z, sum.w += v[j][y].w;
+            *reinterpret_cast<float4 *>(shared + i / (BLOCK_ROWS / 4) * PITCH + i % (BLOCK_ROWS / 4) * 4) = sum;
+        }
     }
     block_sync();
     return true;

@@ -50,16 +50,37 @@ DEV block_tiles tiles_of(const u8 *w, u32 group) {
 #include "many.cuh"
 #endif
 
-// The block's sums to rows `first`, ... of out[n][rows].
+// A few floats of a row side by side.
+template <u32 n> struct floats { float v[n]; };
+template <> struct alignas(16) floats<4> { float v[4]; };
+
+// The block's sums to rows `first`, ... of out[n][rows]. What stands there is loaded before the first store, as a
+// chain of loads and stores would take longer than the product.
 template <u32 rows, bool residual>
 DEV void rows_store(const float *shared, float *out, u32 first, const plan_step *step) {
+    constexpr u32 W = rows % 4 == 0 ? 4 : 1, PER_TOKEN = BLOCK_ROWS / W, EACH = (JT_N * PER_TOKEN + THREADS - 1) / THREADS;
+    constexpr u32 BATCH = EACH < 32 / W ? EACH : 32 / W;
     const u32 n = JT_N == 1 || step->n_tokens > JT_N ? JT_N : step->n_tokens;
-    for (u32 i = threadIdx.x; i < n * BLOCK_ROWS; i += THREADS) {
-        const u32 token = i / BLOCK_ROWS, row = i % BLOCK_ROWS;
-        if (rows % BLOCK_ROWS && first + row >= rows) continue;
-        float *to = out + (u64)token * rows + first + row;
-        const float sum = block_sum(shared, token, row);
-        *to = residual ? *to + sum : sum;
+#pragma unroll 1
+    for (u32 base = 0; base < EACH; base += BATCH) {
+        floats<W> v[BATCH] = {};
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            const u32 at = (base + i) * THREADS + threadIdx.x, token = at / PER_TOKEN, row = at % PER_TOKEN * W;
+            if (residual && token < n && (rows % BLOCK_ROWS == 0 || first + row < rows))
+                v[i] = *reinterpret_cast<const floats<W> *>(out + (u64)token * rows + first + row);
+        }
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            const u32 at = (base + i) * THREADS + threadIdx.x, token = at / PER_TOKEN, row = at % PER_TOKEN * W;
+            if (token >= n || (rows % BLOCK_ROWS && first + row >= rows)) continue;
+#pragma unroll
+            for (u32 e = 0; e < W; e++) {
+                const float sum = block_sum(shared, token, row + e);
+                v[i].v[e] = residual ? v[i].v[e] + sum : sum;
+            }
+            *reinterpret_cast<floats<W> *>(out + (u64)token * rows + first + row) = v[i];
+        }
     }
 }
 
