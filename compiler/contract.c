@@ -572,9 +572,17 @@ static void lower_phase(lua_State *L, struct lowering *lo, const struct graph_ph
     if (lo->value[VALUE_LOGITS] != UINT32_MAX) p->values[lo->value[VALUE_LOGITS]].last = out->n_launches - 1;
 }
 
+static void set_target(lua_State *L, const struct spec *s) {
+    lua_createtable(L, 0, 2);
+    set_integer(L, "sms", (uint64_t)spec_get(s, "target.sms")->integer);
+    set_integer(L, "smem_kib", (uint64_t)spec_get(s, "target.smem_kib")->integer);
+    lua_setglobal(L, "target");
+}
+
 /* Runs under lua_pcall, so that any error of the contract lands in one place. */
 static int lower_graph(lua_State *L) {
     struct lowering *lo = lowering_of(L);
+    set_target(L, lo->p->spec);
     lua_newtable(L);
     lua_setglobal(L, "lower");
     const char *path = arena_printf(lo->a, "%s/contract.lua", lo->dir);

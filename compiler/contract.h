@@ -20,6 +20,7 @@
  *
  *   -- on cuda: items = grid x, chunk = threads of a block, and grid_y, grid_z (1), shared (0: dynamic bytes)
  *
+ *   target.sms, target.smem_kib         -- facts of the spec; 0: not stated
  *   op.kind, op.layer, op.n             -- n: most tokens of the phase; the step says how many there are
  *   op.dims.n_embd n_head n_head_kv head_dim n_ff n_vocab rope_dim rope_neox(0/1) rms_eps ctx
  *   op.kv                               -- "f32" | "f16": type of the cache

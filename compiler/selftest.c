@@ -271,6 +271,18 @@ static void matmul_build(struct builder *b) {
     output(b, "out", 0, b->n_tokens, b->n, m, bound_of(b, "out", bound_f32, bound_a16), matmul_at);
 }
 
+/* qkv {a, wq, wk, wv, q, k, v}: three products of a */
+static double qkv_q_at(const struct builder *b, uint32_t row, uint32_t col) { return product_at(b, "wq", row, col); }
+static double qkv_k_at(const struct builder *b, uint32_t row, uint32_t col) { return product_at(b, "wk", row, col); }
+static double qkv_v_at(const struct builder *b, uint32_t row, uint32_t col) { return product_at(b, "wv", row, col); }
+
+static void qkv_build(struct builder *b) {
+    input(b, "a", b->n, key(b, "k"), 1);
+    output(b, "q", 0, b->n_tokens, b->n, key(b, "m"), bound_f32, qkv_q_at);
+    output(b, "k", 0, b->n_tokens, b->n, key(b, "m_kv"), bound_f32, qkv_k_at);
+    output(b, "v", 0, b->n_tokens, b->n, key(b, "m_kv"), bound_f32, qkv_v_at);
+}
+
 /* gate_up {a, wg, wu, out}: out[n][m] = silu(a wg^T) * (a wu^T) */
 static double gate_up_at(const struct builder *b, uint32_t row, uint32_t col) {
     return reference_act_mul(product_at(b, "wg", row, col), product_at(b, "wu", row, col));
@@ -471,6 +483,7 @@ static const struct kind {
     { "embed", embed_build },
     { "rms_norm", rms_norm_build },
     { "matmul", matmul_build },
+    { "qkv", qkv_build },
     { "gate_up", gate_up_build },
     { "rope_store", rope_store_build },
     { "attention", attention_build },
