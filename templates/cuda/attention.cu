@@ -18,7 +18,7 @@
 constexpr u32 group = JT_N_HEAD / JT_N_HEAD_KV, cache_cols = JT_N_HEAD_KV * JT_HEAD_DIM;
 constexpr u32 rows_used = JT_N * group < 16 ? JT_N * group : 16;  // of a tile
 constexpr u32 k_blocks = (JT_HEAD_DIM + 31) / 32, v_blocks = (JT_HEAD_DIM + 63) / 64;
-constexpr u32 tiles = JT_HEAD_DIM > 128 ? 2 : 4, step_positions = 8 * tiles;  // what registers allow
+constexpr u32 tiles = JT_HEAD_DIM > 64 ? 2 : 4, step_positions = 8 * tiles;  // what registers allow
 constexpr u32 stride = 72;  // of a row in shared memory: no bank conflicts
 constexpr u32 pick_low = 0x5410, pick_high = 0x7632;
 
@@ -70,16 +70,36 @@ struct running {
     float out[v_blocks][8][4];
 };
 
+// The keys and values of a step. Up to 128 dimensions all are asked for before the first is needed, those of the next step
+// during this one; with more, registers hold either.
+constexpr u32 value_halves = tiles / 2;
+constexpr bool early = JT_HEAD_DIM <= 128;
+struct loaded {
+    uint4 k[k_blocks][tiles], v[value_halves][v_blocks][4];
+};
+DEV void values_load(uint4 (&to)[v_blocks][4], const u16 *v, u32 first, u32 half, u32 last, u32 lane) {
+#pragma unroll
+    for (u32 b = 0; b < v_blocks; b++)
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) to[b][j] = cache_load(v, first + half * 16 + j / 2 * 8 + lane % 4 * 2 + j % 2, last, 64 * b + lane / 4 * 8);
+}
+DEV void step_load_keys(loaded &d, const u16 *k, u32 first, u32 last, u32 lane) {
+#pragma unroll
+    for (u32 b = 0; b < k_blocks; b++)
+#pragma unroll
+        for (u32 j = 0; j < tiles; j++) d.k[b][j] = cache_load(k, first + 8 * j + lane / 4, last, 32 * b + lane % 4 * 8);
+}
+DEV void step_load_values(loaded &d, const u16 *v, u32 first, u32 last, u32 lane) {
+#pragma unroll
+    for (u32 half = 0; half < value_halves; half++) values_load(d.v[half], v, first, half, last, lane);
+}
+
 // s[j]: scores of positions first + 8j .. of both rows, as C fragments.
-DEV void scores(float (&s)[tiles][4], const uint4 *fragments, const u16 *k, u32 first, u32 last, u32 lane) {
-    const u32 g = lane / 4, t = lane % 4;
+DEV void scores(float (&s)[tiles][4], const uint4 *fragments, const loaded &d, u32 lane) {
 #pragma unroll
     for (u32 j = 0; j < tiles * 4; j++) s[j / 4][j % 4] = 0;
 #pragma unroll
     for (u32 b = 0; b < k_blocks; b++) {
-        uint4 v[tiles];
-#pragma unroll
-        for (u32 j = 0; j < tiles; j++) v[j] = cache_load(k, first + 8 * j + g, last, 32 * b + 8 * t);
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             u32 high[4], low[4];
@@ -87,7 +107,8 @@ DEV void scores(float (&s)[tiles][4], const uint4 *fragments, const u16 *k, u32 
             unpack(low, fragments[(b * 2 + half) * 64 + 32 + lane]);
 #pragma unroll
             for (u32 j = 0; j < tiles; j++) {
-                u32 b0 = half ? v[j].z : v[j].x, b1 = half ? v[j].w : v[j].y;
+                const uint4 v = d.k[b][j];
+                u32 b0 = half ? v.z : v.x, b1 = half ? v.w : v.y;
                 mma_m16n8k16(s[j], high, b0, b1);
                 mma_m16n8k16(s[j], low, b0, b1);
             }
@@ -128,8 +149,7 @@ DEV void softmax(running &r, float (&s)[tiles][4], u32 first, const u32 (&seen)[
 }
 
 // out += p v
-DEV void values(running &r, const float (&p)[tiles][4], const u16 *v, u32 first, u32 last, u32 lane) {
-    const u32 g = lane / 4, t = lane % 4;
+DEV void values(running &r, const float (&p)[tiles][4], const loaded &d) {
 #pragma unroll
     for (u32 half = 0; half < tiles / 2; half++) {
         u32 high[4], low[4];
@@ -143,10 +163,7 @@ DEV void values(running &r, const float (&p)[tiles][4], const u16 *v, u32 first,
         for (u32 b = 0; b < v_blocks; b++) {
             u32 row[4][4];
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                u32 position = first + half * 16 + j / 2 * 8 + 2 * t + j % 2;
-                unpack(row[j], cache_load(v, position, last, 64 * b + 8 * g));
-            }
+            for (u32 j = 0; j < 4; j++) unpack(row[j], d.v[half][b][j]);
 #pragma unroll
             for (u32 i = 0; i < 8; i++) {
                 u32 pick = i % 2 ? pick_high : pick_low;
@@ -281,7 +298,7 @@ DEV void splits_join(joining &s, const float *part, u32 n_splits, u32 first_row,
         }
         block_sync();
         const u32 n = n_splits - base < 32 ? n_splits - base : 32;
-#pragma unroll 4
+#pragma unroll(each > 8 ? 1 : 4)
         for (u32 at = 0; at < n; at++)
 #pragma unroll
             for (u32 j = 0; j < each; j++) {
@@ -302,7 +319,7 @@ DEV void splits_join(joining &s, const float *part, u32 n_splits, u32 first_row,
 #define OUT_ARG
 #endif
 
-extern "C" __global__ void __launch_bounds__(JT_WARPS * 32)
+extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
     JT_NAME(const float *q, const u16 *kcache, const u16 *vcache, float *part, OUT_ARG const plan_step *step) {
     SHARED(uint4, memory, [(parts_bytes > fragments_bytes ? parts_bytes : fragments_bytes) / 16]);
     grid_dependency_launch();
@@ -316,17 +333,29 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32)
     const u32 begin = blockIdx.z * JT_SPLIT, end = begin + JT_SPLIT, visible = pos + last_row / group + 1;
     const u32 last = visible < end ? visible : end;
     if (begin >= last) return;
+    const u16 *k = kcache + blockIdx.y * JT_HEAD_DIM, *v = vcache + blockIdx.y * JT_HEAD_DIM;
+    loaded d;
+    u32 first = begin + warp * step_positions;
+    if (early) {    // (all zeros where this warp has nothing)
+        step_load_keys(d, k, first, last, lane);
+        step_load_values(d, v, first, last, lane);
+    }
     queries_prepare(memory, q, first_row, step->n_tokens);
     block_sync();
 
     running r = {{minus_infinity(), minus_infinity()}, {0, 0}, {}};
     const u32 row = first_row + lane / 4, seen[2] = {pos + row / group + 1, pos + (row + 8) / group + 1};
-    const u16 *k = kcache + blockIdx.y * JT_HEAD_DIM, *v = vcache + blockIdx.y * JT_HEAD_DIM;
-    for (u32 first = begin + warp * step_positions; first < last; first += JT_WARPS * step_positions) {
+    while (first < last) {
         float s[tiles][4];
-        scores(s, memory, k, first, last, lane);
+        if (!early) step_load_keys(d, k, first, last, lane);
+        scores(s, memory, d, lane);
+        if (!early) step_load_values(d, v, first, last, lane);
         softmax(r, s, first, seen, lane);
-        values(r, s, v, first, last, lane);
+        const u32 next = first + JT_WARPS * step_positions;
+        if (early && next < last) step_load_keys(d, k, next, last, lane);
+        values(r, s, d);
+        if (early && next < last) step_load_values(d, v, next, last, lane);
+        first = next;
     }
 
     shared_parts &parts = *reinterpret_cast<shared_parts *>(memory);

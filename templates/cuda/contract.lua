@@ -133,29 +133,32 @@ local function place_bytes(quant, tiles, n)
     return tiles * s.tile + s.blocks * n * 64 + (s.sums and s.blocks * (n + 4) * 4 or 0)
 end
 
--- Two ways to cut a matrix for 16 tokens and more. Wide: a block has 8 row tiles, two a warp, and an SM two blocks. Narrow: 4
--- tiles and two warps along K. Microseconds of a step at 64 tokens and Q4_K, measured on an H200: of one block alone
--- on its SM, and of two side by side. They only weigh the ways against each other.
-local wide = { tiles = 8, wm = 4, rt = 2, wk = 1, alone = 1.9, two = 3.3 }
-local narrow = { tiles = 4, wm = 4, rt = 1, wk = 2, alone = 2.45, two = 4.9 }
-local START, JOIN = 0.6, 1.2    -- steps that pass before the first product; microseconds to join a part
+-- Two ways to cut a matrix for 16 tokens and more; both have four warps a block and two blocks an SM. Microseconds of a step
+-- at 64 tokens and Q4_K, measured on an H200: of one block alone on its SM, and of two side by side. They weigh the
+-- ways against each other, nothing else.
+local wide = { tiles = 8, rt = 2, alone = 1.9, two = 3.3 }
+local narrow = { tiles = 4, rt = 1, alone = 1.0, two = 2.15 }
+local START, ARRIVE, JOIN = 0.6, 1.2, 0.04    -- steps before the first product; microseconds of a part, and of a tile of it
 
--- The cheaper way and the number of parts for `tiles` row tiles and `n_steps` of K: what fixes the order of sums, so n has no say.
+-- The cheaper way and number of parts for `tiles` row tiles and `n_steps` of K. Parts fix the order of sums, so n has no say.
 local function cut(tiles, n_steps)
     local best
     local sms = target.sms > 0 and target.sms or 1
-    for _, way in ipairs(target.smem_kib < 200 and { wide } or { wide, narrow }) do
+    for _, way in ipairs { wide, narrow } do
         for _, parts in ipairs { 1, 2, 3, 4, 5, 6 } do
-            if parts <= ceil_div(n_steps, way.wk) then
+            if parts <= n_steps then
                 local blocks = ceil_div(ceil_div(tiles, way.tiles) * parts, sms)    -- of the SM that has most
-                local rounds = ceil_div(ceil_div(n_steps, parts), way.wk) + START
-                local time = (blocks // 2 * way.two + blocks % 2 * way.alone) * rounds + (parts > 1 and blocks * JOIN or 0)
+                local time = (blocks // 2 * way.two + blocks % 2 * way.alone) * (ceil_div(n_steps, parts) + START)
+                if parts > 1 then time = time + blocks * ARRIVE + parts * way.tiles * JOIN end
                 if not best or time < best.time then best = { way = way, parts = parts, time = time } end
             end
         end
     end
     return best.way, best.parts
 end
+
+-- Warps along rows, row tiles of each, blocks an SM: the first that fits shared memory.
+local fallbacks = { { 4, 2, 2 }, { 8, 2, 1 }, { 4, 1, 2 }, { 8, 1, 1 }, { 4, 1, 1 }, { 2, 1, 1 } }
 
 -- Completes key with what the sources read: wm, wk, rt, depth, blocks, splits, stages. Returns the launch's grid, block
 -- and shared memory, and the floats of its parts. groups(rows of a block): how many blocks along the rows; tiles: of all
@@ -170,8 +173,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     else
         local way
         way, parts = cut(all_tiles, ceil_div(key.k, 32 * steps[key.quant].blocks))
-        wm, wk, rt = way.wm, way.wk, way.rt
-        blocks = 2
+        wm, wk, rt, blocks = 4, 1, way.rt, 2
     end
     if p.row_tiles > 0 then rt = p.row_tiles end
     if p.m_warps > 0 then wm = p.m_warps end
@@ -186,16 +188,14 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
         return math.max(sums, places)
     end
     local room = target.smem_kib > 0 and target.smem_kib * 1024 - 1024 or 98304    -- a block's static share is less than 1 KiB
-    if n > 8 then
-        -- where two blocks do not fit an SM, one of twice the rows or, of wide types, half
-        if wm == 4 and p.m_warps == 0 and 2 * shared_bytes() > room then
-            wm = 8
-            if shared_bytes() > room then wm = 4 end
-            if shared_bytes() > room and matrices == 1 then wm = 2 end
-            blocks = 1
+    if n > 8 and p.m_warps == 0 and p.row_tiles == 0 then
+        for _, f in ipairs(fallbacks) do
+            if f[2] <= rt and (matrices == 1 or f[1] * f[2] % 4 == 0) then
+                wm, rt, blocks = f[1], f[2], f[3]
+                if blocks * shared_bytes() <= room then break end
+            end
         end
-        if wk > 1 or wm * wk > 4 then blocks = 1 end
-    end
+    elseif n > 8 and wm * wk > 4 then blocks = 1 end
     if p.resident > 0 then blocks = p.resident end
     local rows = wm * rt * 16
     if matrices == 2 and rows % 64 ~= 0 then error("gate_up: m_warps * row_tiles must be a multiple of 4") end
