@@ -15,7 +15,9 @@ template "embed" {
 -- share a row along K. k_warps and splits fix the order of sums. 0: from the shape, by tiles() below.
 local tile_params = {
     { name = "k_warps", shape = true, values = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 19, 20 }, default = 0,
-      doc = "warps along K (fixes the order of sums; 0: from the shape)" },
+      doc = "to 8 tokens: warps along K (fixes the order of sums; 0: from the shape)" },
+    { name = "k_groups", shape = true, values = { 0, 1, 2, 3, 4 }, default = 0,
+      doc = "from 16 tokens on: warps along K (fixes the order of sums; 0: from the shape)" },
     { name = "parts", shape = true, values = { 0, 1, 2, 3, 4, 5, 6, 8, 10, 12 }, default = 0,
       doc = "from 16 tokens on: blocks that share a row along K (fixes the order of sums; 0: from the shape)" },
     { name = "m_warps", values = { 0, 1, 2, 4, 8 }, default = 0, doc = "warps along rows (0: from the shape)" },
@@ -133,22 +135,23 @@ local function place_bytes(quant, tiles, n)
     return tiles * s.tile + s.blocks * n * 64 + (s.sums and s.blocks * (n + 4) * 4 or 0)
 end
 
--- Two ways to cut a matrix for 16 tokens and more; both have four warps a block and two blocks an SM. Microseconds of a step
--- at 64 tokens and Q4_K, measured on an H200: of one block alone on its SM, and of two side by side. They weigh the
--- ways against each other, nothing else.
-local wide = { tiles = 8, rt = 2, alone = 1.9, two = 3.3 }
-local narrow = { tiles = 4, rt = 1, alone = 1.0, two = 2.15 }
-local START, ARRIVE, JOIN = 0.6, 1.2, 0.04    -- steps before the first product; microseconds of a part, and of a tile of it
+-- How to cut a matrix for 16 tokens and more. Where an SM has few row tiles, a block takes a whole SM: from sm_90 blocks of the
+-- next launch come while those of this one end, and two small ones would meet on one SM while others stand empty. Where
+-- it has many, two small blocks beside each other hide each other's ends. tiles: of a block; rt: of a warp; round: microseconds
+-- of k_groups steps at 64 tokens and Q4_K, measured on an H200; they weigh the ways against each other, nothing else.
+local few_ways = { { tiles = 4, rt = 1, k_groups = 2, round = 2.45 }, { tiles = 8, rt = 2, k_groups = 2, round = 4.0 } }
+local many_ways = { { tiles = 8, rt = 2, k_groups = 1, round = 1.65, two = true }, { tiles = 4, rt = 1, k_groups = 1, round = 1.08, two = true } }
+local START, ARRIVE, JOIN = 0.6, 1.2, 0.04    -- rounds before the first product; microseconds of a part, and of a tile of it
 
--- The cheaper way and number of parts for `tiles` row tiles and `n_steps` of K. Parts fix the order of sums, so n has no say.
+-- The cheapest way and number of parts for `tiles` row tiles and `n_steps` of K. They fix the order of sums, so n has no say.
 local function cut(tiles, n_steps)
     local best
     local sms = target.sms > 0 and target.sms or 1
-    for _, way in ipairs { wide, narrow } do
+    for _, way in ipairs(tiles < 16 * sms and few_ways or many_ways) do
         for _, parts in ipairs { 1, 2, 3, 4, 5, 6 } do
-            if parts <= n_steps then
+            if parts * way.k_groups <= n_steps or parts == 1 then
                 local blocks = ceil_div(ceil_div(tiles, way.tiles) * parts, sms)    -- of the SM that has most
-                local time = (blocks // 2 * way.two + blocks % 2 * way.alone) * (ceil_div(n_steps, parts) + START)
+                local time = blocks * way.round * (ceil_div(ceil_div(n_steps, parts), way.k_groups) + START)
                 if parts > 1 then time = time + blocks * ARRIVE + parts * way.tiles * JOIN end
                 if not best or time < best.time then best = { way = way, parts = parts, time = time } end
             end
@@ -157,27 +160,28 @@ local function cut(tiles, n_steps)
     return best.way, best.parts
 end
 
--- Warps along rows, row tiles of each, blocks an SM: the first that fits shared memory.
-local fallbacks = { { 4, 2, 2 }, { 8, 2, 1 }, { 4, 1, 2 }, { 8, 1, 1 }, { 4, 1, 1 }, { 2, 1, 1 } }
+-- Warps along rows, row tiles of each, blocks an SM: the first that fits shared memory is taken.
+local few_shapes = { { 4, 2, 1 }, { 4, 1, 1 }, { 2, 2, 1 }, { 2, 1, 1 }, { 1, 1, 1 } }
+local many_shapes = { { 4, 2, 2 }, { 8, 2, 1 }, { 4, 1, 2 }, { 8, 1, 1 }, { 4, 1, 1 }, { 2, 1, 1 } }
 
 -- Completes key with what the sources read: wm, wk, rt, depth, blocks, splits, stages. Returns the launch's grid, block
 -- and shared memory, and the floats of its parts. groups(rows of a block): how many blocks along the rows; tiles: of all
 -- matrices; quants: the types that the kernel reads.
 local function tiles(template, key, matrices, quants, all_tiles, groups)
     local p, n, slices = choose(template, key), key.n, ceil_div(key.k, 256)
-    local wm, wk, rt, parts, blocks
+    local wm, wk, rt, parts, blocks, way
     if n <= 8 then
         wm, rt, parts = matrices, matrices, 1
         wk = key.quant == "f32" and 8 // wm or k_warps(slices, 10 // wm)
         blocks = (n == 1 and key.quant ~= "f32") and 2 or 1
     else
-        local way
         way, parts = cut(all_tiles, ceil_div(key.k, 32 * steps[key.quant].blocks))
-        wm, wk, rt, blocks = 4, 1, way.rt, 2
+        wm, wk, rt, blocks = 4, way.k_groups, way.rt, way.two and 2 or 1
     end
     if p.row_tiles > 0 then rt = p.row_tiles end
     if p.m_warps > 0 then wm = p.m_warps end
-    if p.k_warps > 0 then wk = p.k_warps end
+    local k_warps_set = n <= 8 and p.k_warps or p.k_groups
+    if k_warps_set > 0 then wk = k_warps_set end
     if p.parts > 0 then parts = n <= 8 and 1 or p.parts end
     local stages = p.places > 0 and p.places or 2
     local function shared_bytes()
@@ -189,7 +193,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     end
     local room = target.smem_kib > 0 and target.smem_kib * 1024 - 1024 or 98304    -- a block's static share is less than 1 KiB
     if n > 8 and p.m_warps == 0 and p.row_tiles == 0 then
-        for _, f in ipairs(fallbacks) do
+        for _, f in ipairs(way.two and many_shapes or few_shapes) do
             if f[2] <= rt and (matrices == 1 or f[1] * f[2] % 4 == 0) then
                 wm, rt, blocks = f[1], f[2], f[3]
                 if blocks * shared_bytes() <= room then break end
