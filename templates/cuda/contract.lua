@@ -139,8 +139,15 @@ end
 -- next launch come while those of this one end, and two small ones would meet on one SM while others stand empty. Where
 -- it has many, two small blocks beside each other hide each other's ends. tiles: of a block; rt: of a warp; round: microseconds
 -- of k_groups steps at 64 tokens and Q4_K, measured on an H200; they weigh the ways against each other, nothing else.
-local few_ways = { { tiles = 4, rt = 1, k_groups = 2, round = 2.45 }, { tiles = 8, rt = 2, k_groups = 2, round = 4.0 } }
-local many_ways = { { tiles = 8, rt = 2, k_groups = 1, round = 1.65, two = true }, { tiles = 4, rt = 1, k_groups = 1, round = 1.08, two = true } }
+local few_ways = {
+    { tiles = 4, wm = 4, rt = 1, k_groups = 2, round = 2.45 },
+    { tiles = 8, wm = 4, rt = 2, k_groups = 2, round = 4.0 },
+    { tiles = 16, wm = 8, rt = 2, k_groups = 1, round = 3.1, whole = true },   -- of whole rows alone: parts would be large
+}
+local many_ways = {
+    { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 1.65, two = true },
+    { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.08, two = true },
+}
 local START, ARRIVE, JOIN = 0.6, 1.2, 0.04    -- rounds before the first product; microseconds of a part, and of a tile of it
 
 -- The cheapest way and number of parts for `tiles` row tiles and `n_steps` of K. They fix the order of sums, so n has no say.
@@ -149,7 +156,7 @@ local function cut(tiles, n_steps)
     local sms = target.sms > 0 and target.sms or 1
     for _, way in ipairs(tiles < 16 * sms and few_ways or many_ways) do
         for _, parts in ipairs { 1, 2, 3, 4, 5, 6 } do
-            if parts * way.k_groups <= n_steps or parts == 1 then
+            if parts == 1 or (parts * way.k_groups <= n_steps and not way.whole) then
                 local blocks = ceil_div(ceil_div(tiles, way.tiles) * parts, sms)    -- of the SM that has most
                 local time = blocks * way.round * (ceil_div(ceil_div(n_steps, parts), way.k_groups) + START)
                 if parts > 1 then time = time + blocks * ARRIVE + parts * way.tiles * JOIN end
@@ -161,7 +168,7 @@ local function cut(tiles, n_steps)
 end
 
 -- Warps along rows, row tiles of each, blocks an SM: the first that fits shared memory is taken.
-local few_shapes = { { 4, 2, 1 }, { 4, 1, 1 }, { 2, 2, 1 }, { 2, 1, 1 }, { 1, 1, 1 } }
+local few_shapes = { { 8, 2, 1 }, { 8, 1, 1 }, { 4, 2, 1 }, { 4, 1, 1 }, { 2, 2, 1 }, { 2, 1, 1 }, { 1, 1, 1 } }
 local many_shapes = { { 4, 2, 2 }, { 8, 2, 1 }, { 4, 1, 2 }, { 8, 1, 1 }, { 4, 1, 1 }, { 2, 1, 1 } }
 
 -- Completes key with what the sources read: wm, wk, rt, depth, blocks, splits, stages. Returns the launch's grid, block
@@ -176,7 +183,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
         blocks = (n == 1 and key.quant ~= "f32") and 2 or 1
     else
         way, parts = cut(all_tiles, ceil_div(key.k, 32 * steps[key.quant].blocks))
-        wm, wk, rt, blocks = 4, way.k_groups, way.rt, way.two and 2 or 1
+        wm, wk, rt, blocks = way.wm, way.k_groups, way.rt, way.two and 2 or 1
     end
     if p.row_tiles > 0 then rt = p.row_tiles end
     if p.m_warps > 0 then wm = p.m_warps end
@@ -194,7 +201,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local room = target.smem_kib > 0 and target.smem_kib * 1024 - 1024 or 98304    -- a block's static share is less than 1 KiB
     if n > 8 and p.m_warps == 0 and p.row_tiles == 0 then
         for _, f in ipairs(way.two and many_shapes or few_shapes) do
-            if f[2] <= rt and (matrices == 1 or f[1] * f[2] % 4 == 0) then
+            if f[2] <= way.rt and (way.two or f[1] <= way.wm) and (matrices == 1 or f[1] * f[2] % 4 == 0) then
                 wm, rt, blocks = f[1], f[2], f[3]
                 if blocks * shared_bytes() <= room then break end
             end
