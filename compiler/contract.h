@@ -12,7 +12,8 @@
  *       params = { { name = "tokens", values = { 1, 2, 4 }, default = 4, doc = "tokens of a register tile" } },
  *                                       -- shape = true: fixes the order of sums, so only `shape` entries may set it
  *   }
- *   function lower.ffn_down(op)         -- one function per op kind: embed qkv attention attn_out ffn_up ffn_down head
+ *   function lower.ffn_down(op)         -- one function per op kind: embed qkv attention attn_out ffn_up ffn_down head, and
+ *                                          where the target does it: choose candidates
  *       launch("matmul", { a = op.h, w = weight(op.w.ffn_down, "rows16"), out = op.x },
  *              { quant = op.w.ffn_down.quant, m = op.w.ffn_down.m, k = op.w.ffn_down.k, n = op.n, residual = 1 },
  *              { items = 36, chunk = 1, barrier = true, bytes = 184320, flops = 663552 })
@@ -25,7 +26,9 @@
  *   op.dims.n_embd n_head n_head_kv head_dim n_ff n_vocab rope_dim rope_neox(0/1) rms_eps ctx
  *   op.kv                               -- "f32" | "f16": type of the cache
  *   op.w.<role>                         -- { name, quant, m, k, bytes } or nil; roles as in GGUF without ".weight", biases as attn_q_bias
- *   op.x op.q op.o op.h op.logits       -- values: { name, rows, cols, dtype, feeds }; x and logits are "f32"; the producer of
+ *   op.x op.q op.o op.h op.logits op.candidates
+ *                                       -- values: { name, rows, cols, dtype, feeds }; x and logits are "f32", candidates
+ *                                          [64][2] "i32", which are keys (plan.h, PLAN_KEY_BAD); the producer of
  *                                          q, o, h calls define(op.h, "a16"); feeds = quant of the matrix that reads it, if any
  *   scratch(name, dtype, rows, cols)    -- a value that lives within this op
  *   weight(w, layout)                   -- the tensor in a layout of layout.c: "plain" (fp32 vector), "rows16" or "frag16"
@@ -125,7 +128,7 @@ struct program {
     struct program_phase *phases; unsigned n_phases;
     uint32_t ctx_max;
     uint64_t arena_bytes, arena_floor_bytes, cache_bytes;
-    uint64_t logits_offset, hidden_offset;
+    uint64_t logits_offset, hidden_offset, candidates_offset;
 };
 
 /* Load the contract of spec's device, lower every op of the graph, choose parameters, write kernel sources. */

@@ -143,7 +143,7 @@ static json_t *types_part(const struct plan_view *v, struct arena *a) {
 }
 
 static json_t *phases_part(const struct plan_view *v) {
-    static const char *const kinds[] = {"", "prefill", "head", "decode"};
+    static const char *const kinds[] = {"", "prefill", "head", "decode", "candidates"};
     json_t *rows = json_array();
     for (uint32_t i = 0; i < v->n_phases; i++) {
         const struct plan_phase *p = &v->phases[i];

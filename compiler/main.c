@@ -334,7 +334,7 @@ int main(int argc, char **argv) {
     base_start();
     if (argc < 2) return usage_error("%s", "no command");
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return fputs(usage, stdout), finish_stdout(0);
-    if (!strcmp(argv[1], "--version")) return puts("jllmc 0.1.0 (plan version 1)"), finish_stdout(0);
+    if (!strcmp(argv[1], "--version")) return printf("jllmc 0.1.0 (plan version %d)\n", PLAN_VERSION), finish_stdout(0);
     for (size_t i = 0; i < COUNT(commands); i++)
         if (!strcmp(argv[1], commands[i].name)) return commands[i].run(argc - 1, argv + 1);
     const char *near = diag_suggest(argv[1], names, COUNT(names));

@@ -313,6 +313,8 @@ void memory_plan(struct program *p) {
             p->hidden_offset = v->offset;
         if (v->pinned && !strcmp(v->name, "logits"))
             p->logits_offset = v->offset;
+        if (v->pinned && !strcmp(v->name, "candidates"))
+            p->candidates_offset = v->offset;
     }
     arena_free(&pl.arena);
 }

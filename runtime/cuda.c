@@ -9,9 +9,11 @@
  * so that they are never in memory twice.
  *
  * Every error of the driver but a lack of memory is sticky: the first one's sentence is what every
- * later call on the plan answers. Work goes through one stream, and each call waits for what it
- * started. Device 0 is used; CUDA_VISIBLE_DEVICES chooses which one that is. Nothing is allocated
- * after cuda_open and cuda_context_new.
+ * later call on the plan answers. Work goes through one stream, and each call but cuda_start waits
+ * for what it started. Choices of the device arrive in a ring in the host's memory, where they are
+ * looked for; the driver is asked beside that whether it is still alive. Device 0 is used;
+ * CUDA_VISIBLE_DEVICES chooses which one that is. Nothing is allocated after cuda_open and
+ * cuda_context_new.
  */
 #include "device.h"
 
@@ -21,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- the driver ---- */
@@ -48,14 +51,14 @@ struct cu_launch {
 };
 struct cu_access { struct cu_location location; int flags; };
 
-enum { CU_OUT_OF_MEMORY = 2 };
+enum { CU_OUT_OF_MEMORY = 2, CU_NOT_READY = 600 };
 enum cu_attribute {             /* of a device */
     CU_INTEGRATED = 18, CU_MEMORY_KHZ = 36, CU_BUS_BITS = 37, CU_MAJOR = 75, CU_MINOR = 76,
     CU_SHARED_OPTIN = 97, CU_MAPPING = 102
 };
 enum { CU_FUNC_THREADS = 0, CU_FUNC_SHARED = 1, CU_FUNC_DYNAMIC = 8 };   /* of a function */
 enum { CU_PINNED = 1, CU_DEVICE = 1, CU_READ_WRITE = 3, CU_NON_BLOCKING = 1, CU_NO_TIMING = 2,
-       CU_THIS_THREAD = 1 };
+       CU_THIS_THREAD = 1, CU_HOST_MAPPED = 2 };
 
 #define CUDA_SYMBOLS(X)                                                                         \
     X(cuInit, unsigned)                                                                         \
@@ -75,6 +78,7 @@ enum { CU_PINNED = 1, CU_DEVICE = 1, CU_READ_WRITE = 3, CU_NON_BLOCKING = 1, CU_
     X(cuMemFree_v2, cu_address)                                                                 \
     X(cuMemHostAlloc, void **, size_t, unsigned)                                                \
     X(cuMemFreeHost, void *)                                                                    \
+    X(cuMemHostGetDevicePointer_v2, cu_address *, void *, unsigned)                             \
     X(cuMemGetAllocationGranularity, size_t *, const struct cu_kind *, int)                     \
     X(cuMemAddressReserve, cu_address *, size_t, size_t, cu_address, cu_flags)                  \
     X(cuMemAddressFree, cu_address, size_t)                                                     \
@@ -95,6 +99,7 @@ enum { CU_PINNED = 1, CU_DEVICE = 1, CU_READ_WRITE = 3, CU_NON_BLOCKING = 1, CU_
     X(cuStreamCreate, cu_stream *, unsigned)                                                    \
     X(cuStreamDestroy_v2, cu_stream)                                                            \
     X(cuStreamSynchronize, cu_stream)                                                           \
+    X(cuStreamQuery, cu_stream)                                                                 \
     X(cuStreamBeginCapture_v2, cu_stream, int)                                                  \
     X(cuStreamEndCapture, cu_stream, cu_graph *)                                                \
     X(cuEventCreate, cu_event *, unsigned)                                                      \
@@ -156,6 +161,10 @@ struct cuda_context {
     struct region arena, cache, step;
     float *logits;                  /* pinned: [n_vocab] */
     struct plan_step *step_host;    /* pinned */
+    uint64_t *ring;                 /* pinned, at ring_at on the device: [PLAN_RING_ENTRIES] */
+    cu_address ring_at;
+    uint32_t serial;                /* of the first choice that nothing started can make */
+    uint32_t taken;                 /* of the next choice to be taken */
     cu_replay *replays;             /* [n_phases]; all NULL where phases are replayed by launches */
     cu_address args[];              /* of all launches, as in the plan's table */
 };
@@ -496,7 +505,7 @@ static bool cuda_fill(struct cuda_state *s, struct jllm_error *e) {
 }
 
 /* A context takes memory too, so what cannot fit at all is refused before there is one. */
-static bool cuda_start(struct cuda_state *s, struct jllm_error *e) {
+static bool cuda_begin(struct cuda_state *s, struct jllm_error *e) {
     size_t total = 0;
     cu_context ours;
     now_doing(s, "starting", "");
@@ -523,7 +532,7 @@ static void *cuda_open(const struct plan_view *v, const struct jllm_options *opt
         s->pieces = calloc(v->n_pieces + 1, sizeof *s->pieces);
     }
     if (s && s->modules && s->functions && s->weights && s->pieces) {
-        s->opened = cuda_start(s, e);
+        s->opened = cuda_begin(s, e);
         if (s->opened) return s;
     } else {
         error_set(e, JLLM_ENVIRONMENT, "no memory to open the plan");
@@ -598,6 +607,17 @@ static void bind_args(struct cuda_context *c) {
     }
 }
 
+static bool ring_take(struct cuda_context *c, struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    size_t bytes = PLAN_RING_ENTRIES * sizeof *c->ring;
+    if (!CALL(cuMemHostAlloc, (void **)&c->ring, bytes, CU_HOST_MAPPED) ||
+        !CALL(cuMemHostGetDevicePointer_v2, &c->ring_at, c->ring, 0))
+        return false;
+    memset(c->ring, 0, bytes);
+    c->serial = c->taken = 1;
+    return true;
+}
+
 /* Arena and cache begin as zeros, as they do on a CPU. */
 static bool context_take(struct cuda_context *c, struct jllm_error *e) {
     struct cuda_state *s = c->state;
@@ -610,6 +630,7 @@ static bool context_take(struct cuda_context *c, struct jllm_error *e) {
            region_take(s, &c->step, sizeof *c->step_host, e) &&
            CALL(cuMemHostAlloc, (void **)&c->logits, info->n_vocab * sizeof *c->logits, 0) &&
            CALL(cuMemHostAlloc, (void **)&c->step_host, sizeof *c->step_host, 0) &&
+           ring_take(c, e) &&
            CALL(cuMemsetD8Async, c->arena.at, 0, info->arena_bytes, s->stream) &&
            CALL(cuMemsetD8Async, c->step.at, 0, sizeof *c->step_host, s->stream) &&
            (!info->cache_bytes ||
@@ -628,6 +649,7 @@ static void cuda_context_free(void *context) {
         region_free(s, &c->step);
         if (c->logits) s->cu.cuMemFreeHost(c->logits);
         if (c->step_host) s->cu.cuMemFreeHost(c->step_host);
+        if (c->ring) s->cu.cuMemFreeHost(c->ring);
         cuda_leave(s, true);
     }
     free(c->replays);
@@ -665,20 +687,80 @@ static cu_replay find_replay(const struct cuda_context *c, uint32_t first, uint3
     return NULL;
 }
 
+static bool step_upload(struct cuda_context *c, const struct plan_step *step, struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    size_t bytes = offsetof(struct plan_step, ids) + step->n_tokens * sizeof step->ids[0];
+    memcpy(c->step_host, step, bytes);
+    c->step_host->ring = c->ring_at;
+    c->step_host->serial = c->taken = c->serial;
+    return CALL(cuMemcpyHtoDAsync_v2, c->step.at, c->step_host, bytes, s->stream);
+}
+
+static const char hint[] = " (launches one at a time would name the kernel)";
+
+/* Each start has at most one choice, whose number is its own even when it is never made. */
+static bool enqueue(struct cuda_context *c, const struct plan_step *step, uint32_t first, uint32_t n,
+                    struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    cu_replay replay = find_replay(c, first, n);
+    now_doing(s, "running a phase", "");
+    bool ok = (!step || step_upload(c, step, e)) &&
+              (replay ? CALL(cuGraphLaunch, replay, s->stream) : launch_range(c, first, n, e));
+    c->serial++;
+    return ok;
+}
+
+/* What was not taken is forgotten: the next step that is uploaded begins with numbers of its own. */
+static bool await_all(struct cuda_context *c, struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    if (!s->single) now_doing(s, "running a phase", hint);
+    return CALL(cuStreamSynchronize, s->stream);
+}
+
 static bool cuda_run(void *context, const struct plan_step *step, uint32_t first, uint32_t n,
                      struct jllm_error *e) {
     struct cuda_context *c = context;
+    if (!cuda_enter(c->state, e)) return false;
+    return cuda_leave(c->state, enqueue(c, step, first, n, e) && await_all(c, e));
+}
+
+static bool cuda_start(void *context, const struct plan_step *step, uint32_t first, uint32_t n,
+                       struct jllm_error *e) {
+    struct cuda_context *c = context;
+    return cuda_enter(c->state, e) && cuda_leave(c->state, enqueue(c, step, first, n, e));
+}
+
+static bool cuda_finish(void *context, struct jllm_error *e) {
+    struct cuda_context *c = context;
+    return cuda_enter(c->state, e) && cuda_leave(c->state, await_all(c, e));
+}
+
+/* Asks often at first, then gives up the core in between: a step ahead is under way, so that a choice read a little late
+ * holds up nobody. */
+static cu_result ask_again(struct cuda_state *s, uint32_t times) {
+    enum { AT_ONCE = 100 };
+    if (times > AT_ONCE) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    return s->cu.cuStreamQuery(s->stream);
+}
+
+static bool cuda_take(void *context, int32_t *id, struct jllm_error *e) {
+    struct cuda_context *c = context;
     struct cuda_state *s = c->state;
-    cu_replay replay = find_replay(c, first, n);
-    size_t bytes = offsetof(struct plan_step, ids) + step->n_tokens * sizeof step->ids[0];
+    const uint64_t *entry = &c->ring[c->taken % PLAN_RING_ENTRIES];
+    uint64_t seen;
+    cu_result r = CU_NOT_READY;
     if (!cuda_enter(s, e)) return false;
-    memcpy(c->step_host, step, bytes);
-    now_doing(s, "running a phase", "");
-    bool ok = CALL(cuMemcpyHtoDAsync_v2, c->step.at, c->step_host, bytes, s->stream) &&
-              (replay ? CALL(cuGraphLaunch, replay, s->stream) : launch_range(c, first, n, e));
-    if (!s->single && ok)
-        now_doing(s, "running a phase", " (launches one at a time would name the kernel)");
-    return cuda_leave(s, ok && CALL(cuStreamSynchronize, s->stream));
+    now_doing(s, "running a phase", s->single ? "" : hint);
+    for (uint32_t i = 0; (seen = __atomic_load_n(entry, __ATOMIC_ACQUIRE)) >> 32 != c->taken && r == CU_NOT_READY; i++)
+        r = ask_again(s, i);
+    if (seen >> 32 == c->taken) {
+        c->taken++;
+        *id = (uint32_t)seen == PLAN_ID_BAD ? -1 : (int32_t)(uint32_t)seen;
+        return cuda_leave(s, true);
+    }
+    if (cuda_ok(s, r, "cuStreamQuery", e))
+        error_set(e, JLLM_BAD_PLAN, "the plan's decode phase ended without a choice: compile it again");
+    return cuda_leave(s, false);
 }
 
 static bool copy_out(struct cuda_context *c, void *to, cu_address from, uint64_t bytes,
@@ -731,4 +813,7 @@ const struct device_ops device_cuda = {
     .write = cuda_write,
     .read = cuda_read,
     .logits = cuda_logits,
+    .start = cuda_start,
+    .take = cuda_take,
+    .finish = cuda_finish,
 };

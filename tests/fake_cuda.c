@@ -1,8 +1,9 @@
 /* A libcuda.so.1 without a device: what runtime/cuda.c uses of the driver, on host memory.
  *
- * A "cubin" is the name of a function of plan_kernel.c; launching it runs that function. Device addresses are host
+ * A "cubin" is the name of a function of plan_kernel.c, or of one below that only a GPU's plan has; launching it runs that
+ * function. Device addresses are host
  * addresses with a bit that no host pointer has, so following one on the host crashes. Work is queued and runs only
- * when somebody waits for it: a buffer reused too early, or a result read without waiting, is wrong here too. New
+ * when somebody waits for it, and one piece of it whenever somebody asks: a buffer reused too early, or a result read without waiting, is wrong here too. New
  * memory holds garbage. What a driver would not forgive is noted in the report.
  *
  * $JLLM_FAKE_CUDA, read by cuInit, says what to play: words of name=number.
@@ -24,14 +25,17 @@
     int name(__VA_ARGS__)
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_IMAGE = 200, NO_CONTEXT = 201, NOT_FOUND = 500,
-       LAUNCH_FAILED = 719, UNKNOWN = 999 };
+       NOT_READY = 600, LAUNCH_FAILED = 719, UNKNOWN = 999 };
 enum { ARGS_MAX = 8, GRAIN = 2 << 20, SHARED_MAX = 160 << 10, THREADS_MAX = 1024 };
 #define DEVICE_BIT ((uint64_t)1 << 62)
+
+static plan_cpu_kernel tk_choose;       /* logits, chosen: one item */
+static plan_cpu_kernel tk_candidates;   /* logits, keys: one item */
 
 static const struct kernel { const char *name; plan_cpu_kernel *run; uint32_t n_args; } kernels[] = {
     {"tk_log", tk_log, 2},   {"tk_embed", tk_embed, 2}, {"tk_store", tk_store, 2},
     {"tk_mix", tk_mix, 3},   {"tk_head", tk_head, 3},   {"tk_copy", tk_copy, 2},
-    {"tk_mix_wrong", tk_mix_wrong, 3},
+    {"tk_mix_wrong", tk_mix_wrong, 3}, {"tk_choose", tk_choose, 2}, {"tk_candidates", tk_candidates, 2},
 };
 
 enum op_kind { OP_TO_DEVICE, OP_TO_HOST, OP_FILL, OP_KERNEL, OP_MARK };
@@ -53,6 +57,7 @@ struct object {
     uint8_t *host;              /* memory, host, range */
     uint64_t bytes;
     uint64_t mapped_at;         /* chunk: where, 0: nowhere */
+    bool seen_by_device;        /* host */
     bool released;              /* chunk: its handle */
     const struct kernel *kernel;
     int shared_max;             /* module: its kernel's dynamic shared memory */
@@ -149,12 +154,47 @@ static uint64_t device_of(const struct object *o) { return (uint64_t)(uintptr_t)
 /* Host memory behind a device range, or NULL. */
 static uint8_t *resolve(const char *call, uint64_t device, uint64_t bytes) {
     for (struct object *o = objects; o; o = o->next) {
-        if (o->kind != FAKE_MEMORY && o->kind != FAKE_RANGE) continue;
+        if (o->kind != FAKE_MEMORY && o->kind != FAKE_RANGE && !(o->kind == FAKE_HOST && o->seen_by_device)) continue;
         uint64_t offset = device - device_of(o);
         if (device >= device_of(o) && offset < o->bytes && bytes <= o->bytes - offset) return o->host + offset;
     }
     misuse(call, "not device memory");
     return NULL;
+}
+
+/* ---- kernels of a GPU alone ---- */
+
+static void tk_choose(void *const *args, const struct plan_step *in, uint32_t first, uint32_t last) {
+    struct plan_step *step = (void *)(uintptr_t)in;
+    const float *logits = args[0];
+    uint64_t best = 0;
+    (void)first, (void)last;
+    if (step->stop || !step->advance) return;
+    for (uint32_t id = 0; id < TINY_VOCAB; id++)
+        if (plan_key(logits[id], id) > best) best = plan_key(logits[id], id);
+    uint32_t id = best == PLAN_KEY_BAD ? PLAN_ID_BAD : (uint32_t)plan_key_id(best);
+    memcpy(args[1], &id, sizeof id);
+    step->stop = id == PLAN_ID_BAD;
+    if (id != PLAN_ID_BAD) {
+        step->ids[0] = (int32_t)id;
+        step->stop = ++step->pos >= step->limit;
+        for (uint32_t i = 0; i < step->n_stop; i++) step->stop |= step->stop_ids[i] == (int32_t)id;
+    }
+    uint64_t entry = (uint64_t)step->serial << 32 | id, at = step->ring + step->serial++ % PLAN_RING_ENTRIES * sizeof entry;
+    uint8_t *ring = resolve("the ring", at, sizeof entry);
+    if (ring) memcpy(ring, &entry, sizeof entry);
+}
+
+static void tk_candidates(void *const *args, const struct plan_step *step, uint32_t first, uint32_t last) {
+    const float *logits = args[0];
+    uint64_t keys[PLAN_CANDIDATES_MAX] = {0};
+    (void)step, (void)first, (void)last;
+    for (uint32_t id = 0; id < TINY_VOCAB; id++)
+        for (uint32_t i = 0, n = 0; i < TINY_VOCAB; i++) {   /* by the number of those before it */
+            n += plan_key(logits[i], i) > plan_key(logits[id], id);
+            if (i + 1 == TINY_VOCAB) keys[n] = plan_key(logits[id], id);
+        }
+    memcpy(args[1], keys, sizeof keys);
 }
 
 /* ---- the queue ---- */
@@ -192,9 +232,10 @@ static void ops_add(struct op **ops, size_t *n, const struct op *op) {
     (*ops)[(*n)++] = *op;
 }
 
-static void queue_run(const struct object *event) {
+/* Until an event is reached, or `most` pieces of it. */
+static void queue_run(const struct object *event, size_t most) {
     size_t done = 0;
-    while (done < n_queue && (!event || event->pending)) op_run(&queue[done++]);
+    while (done < n_queue && done < most && (!event || event->pending)) op_run(&queue[done++]);
     if (!done) return;
     memmove(queue, queue + done, (n_queue - done) * sizeof *queue);
     n_queue -= done;
@@ -333,9 +374,21 @@ API(cuMemFree_v2, uint64_t device) { return object_destroy(__func__, owner_of(de
 API(cuMemHostAlloc, void **host, size_t bytes, unsigned flags) {
     struct object *o;
     ENTER(true);
+    if (flags & ~2u) return misuse(__func__, "flags");
     int r = memory_new(__func__, &o, FAKE_HOST, bytes);
-    if (!r) *host = o->host;
-    return r ? r : (int)flags;
+    if (r) return r;
+    o->seen_by_device = flags & 2;
+    *host = o->host;
+    return OK;
+}
+
+API(cuMemHostGetDevicePointer_v2, uint64_t *device, void *host, unsigned flags) {
+    struct object *o = objects;
+    ENTER(true);
+    while (o && (o->kind != FAKE_HOST || o->host != host)) o = o->next;
+    if (!o || !o->seen_by_device || flags) return misuse(__func__, "not mapped for the device");
+    *device = device_of(o);
+    return OK;
 }
 
 API(cuMemFreeHost, void *host) {
@@ -506,8 +559,15 @@ API(cuStreamSynchronize, struct object *stream) {
     ENTER(true);
     if (!object_find(stream, FAKE_STREAM)) return misuse(__func__, "not a stream");
     if (stream->capturing) return misuse(__func__, "the stream is captured");
-    queue_run(NULL);
+    queue_run(NULL, SIZE_MAX);
     return OK;
+}
+
+API(cuStreamQuery, struct object *stream) {
+    ENTER(true);
+    if (!object_find(stream, FAKE_STREAM)) return misuse(__func__, "not a stream");
+    queue_run(NULL, 1);
+    return n_queue ? NOT_READY : OK;
 }
 
 API(cuStreamBeginCapture_v2, struct object *stream, int mode) {
@@ -549,7 +609,7 @@ API(cuEventRecord, struct object *event, void *stream) {
 API(cuEventSynchronize, struct object *event) {
     ENTER(true);
     if (!object_find(event, FAKE_EVENT)) return misuse(__func__, "not an event");
-    queue_run(event);
+    queue_run(event, SIZE_MAX);
     return OK;
 }
 

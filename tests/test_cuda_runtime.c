@@ -18,6 +18,8 @@
 #include <sys/wait.h>
 #include <cmocka.h>
 
+#include "generate_check.h"
+
 static int n_allocations;
 
 #define WRAP(type, name, params, args)  \
@@ -102,7 +104,7 @@ static void expect_clean(void) {
 /* ---- a tiny CUDA plan ---- */
 
 static void tiny_cuda(struct plan_builder *b, const char *mix) {
-    tiny_build(b, NULL);
+    tiny_build(b, &(struct tiny_options){.chooses = true});
     uint8_t *file = b->file.data;
     struct plan_info *info = plan_find(file, PLAN_INFO);
     struct plan_kernel *k = plan_find(file, PLAN_KERNELS);
@@ -244,6 +246,87 @@ static void test_rows_and_sessions(void **state) {
     expect_clean();
 }
 
+static void generate_all(const struct jllm_options *o, uint64_t features) {
+    struct jllm_plan *plan = open_tiny(o, features);
+    struct jllm_session *s = new_session(plan), *other = new_session(plan);
+    check_generate(s, prompt);
+    check_generate_refusals(other, prompt);
+    check_generate_not_finite(s, prompt);
+    check_candidates(other, prompt);
+    check_generate(s, prompt);
+    jllm_session_free(s);
+    jllm_session_free(other);
+    jllm_close(plan);
+    expect_clean();
+}
+
+static void test_generate(void **state) {
+    (void)state;
+    generate_all(NULL, 0);
+    generate_all(NULL, PLAN_CUDA_LAUNCHES);
+    generate_all(&(struct jllm_options){.single_launches = true}, 0);
+}
+
+static bool count_token(void *user, int32_t id) {
+    (void)id;
+    ++*(size_t *)user;
+    return true;
+}
+
+/* The device is one step ahead of what has been read, no more; nothing but candidates comes to the host. */
+static bool watch_ahead(void *user, int32_t id) {
+    struct { long first; size_t n; } *w = user;
+    (void)id;
+    assert_int_equal(seen->graphs - w->first, w->n + 2 < 10 ? w->n + 2 : 10);
+    w->n++;
+    return true;
+}
+
+static void test_one_step_ahead(void **state) {
+    (void)state;
+    struct jllm_error e = {0};
+    struct jllm_plan *plan = open_tiny(NULL, 0);
+    struct jllm_session *s = new_session(plan);
+    struct jllm_candidate list[5];
+    ASSERT_OK(jllm_prefill(s, prompt, 20, &e));
+    struct { long first; size_t n; } watch = {seen->graphs, 0};
+    ASSERT_OK(jllm_generate(s, 1, 10, NULL, 0, watch_ahead, &watch, &e));
+    assert_int_equal(watch.n, 10);
+    assert_int_equal(seen->graphs - watch.first, 10);
+    assert_int_equal(seen->to_host_bytes, 0);
+    assert_int_equal(jllm_candidates(s, list, 5, &e), 5);
+    assert_int_equal(seen->to_host_bytes, 5 * 8);
+    jllm_session_free(s);
+    jllm_close(plan);
+}
+
+/* A decode phase without a choice ends in a sentence, not in waiting. */
+static void test_no_choice(void **state) {
+    (void)state;
+    struct plan_builder b;
+    struct jllm_error e = {0};
+    size_t n = 0;
+    tiny_cuda(&b, NULL);
+    struct plan_phase *p = plan_find(b.file.data, PLAN_PHASES);
+    p[TINY_PHASE_DECODE].n_launches--;
+    struct plan_section *tests = plan_find_section(b.file.data, PLAN_TESTS);   /* the last are of what is left out */
+    tests->count -= 2, tests->bytes -= 2 * sizeof(struct plan_test);
+    struct jllm_plan *plan = open_built(&b, NULL, &e);
+    if (!plan) fail_msg("%s", e.text);
+    struct jllm_session *s = new_session(plan);
+    ASSERT_OK(jllm_prefill(s, prompt, 9, &e));
+    assert_false(jllm_generate(s, 1, 5, NULL, 0, count_token, &n, &e));
+    expect_sentence(&e, JLLM_BAD_PLAN, "decode phase ended without a choice");
+    assert_int_equal(n, 0);
+    jllm_reset(s, 0);
+    ASSERT_OK(jllm_prefill(s, prompt, 9, &e));
+    expect_logits(s, 9);
+    jllm_session_free(s);
+    jllm_close(plan);
+    build_free(&b);
+    expect_clean();
+}
+
 /* Logits travel when somebody looks at them, once. */
 static void test_logits_are_fetched_on_demand(void **state) {
     (void)state;
@@ -326,6 +409,11 @@ static void test_nothing_is_allocated(void **state) {
     ASSERT_OK(jllm_prefill(s, prompt, 33, &e));
     ASSERT_OK(jllm_decode(s, prompt[33], &e));
     assert_non_null(jllm_logits(s));
+    size_t n_tokens = 0;
+    struct jllm_candidate list[JLLM_CANDIDATES_MAX];
+    ASSERT_OK(jllm_generate(s, 1, 8, NULL, 0, count_token, &n_tokens, &e));
+    assert_int_equal(n_tokens, 8);
+    assert_int_equal(jllm_candidates(s, list, JLLM_CANDIDATES_MAX, &e), TINY_VOCAB);
     jllm_reset(s, 0);
     assert_false(jllm_decode(s, -1, &e));
     assert_int_equal(n_allocations, 0);
@@ -550,6 +638,10 @@ static bool whole_life(const struct jllm_options *o, const char *path, struct jl
     ok = ok && jllm_decode(s, prompt[17], first);
     if (ok && jllm_logits(s)) expect_logits(s, 18);
     else if (ok) ok = false, *first = *jllm_session_failure(s);
+    struct jllm_candidate list[4];
+    size_t n_tokens = 0;
+    ok = ok && jllm_generate(s, 1, 4, NULL, 0, count_token, &n_tokens, first) && jllm_candidates(s, list, 4, first);
+    if (ok) assert_int_equal(n_tokens, 4);
     if (s && !ok) {
         jllm_reset(s, 0);
         assert_false(jllm_prefill(s, prompt, 3, &later));
@@ -650,12 +742,12 @@ static void test_failures_are_named(void **state) {
 
 /* ---- the program ---- */
 
-/* jllm-run in a process of its own; what it wrote to stderr. */
-static int run_program(const char *path, const char *const *args, char *err, size_t room) {
+/* A program in a process of its own; what it wrote to stderr. */
+static int run_program(const char *name, const char *path, const char *const *args, char *err, size_t room) {
     int ends[2];
     char program[4100];
-    const char *argv[10] = {program, path};
-    snprintf(program, sizeof program, "%s/jllm-run", folder);
+    const char *argv[16] = {program, path};
+    snprintf(program, sizeof program, "%s/%s", folder, name);
     for (size_t i = 0; args[i]; i++) argv[i + 2] = args[i];
     assert_int_equal(pipe(ends), 0);
     pid_t child = fork();
@@ -678,7 +770,7 @@ static int run_program(const char *path, const char *const *args, char *err, siz
 
 static void expect_exit(const char *path, const char *const *args, int code, const char *words) {
     char err[4096];
-    int got = run_program(path, args, err, sizeof err);
+    int got = run_program("jllm-run", path, args, err, sizeof err);
     if (got != code) fail_msg("exit code %d instead of %d: %s", got, code, err);
     if (!code) return;
     const char *end = strchr(err, '\n');
@@ -719,15 +811,50 @@ static void test_exit_codes(void **state) {
     build_free(&b);
 }
 
+/* Whatever is chosen then, logits are finite. */
+static void make_finite(struct plan_builder *b) {
+    const struct plan_piece *p = plan_find(b->file.data, PLAN_WEIGHTS);
+    float *embed = (void *)(b->file.data + PLAN_HEADER_BYTES + p[1].offset);
+    memset(embed + TINY_HUGE_ID * TINY_EMBD, 0, 2 * TINY_EMBD * sizeof *embed);
+}
+
+/* Wherever the device dies, while it runs ahead too, there is one line and the exit code of a device. */
+static void test_bench(void **state) {
+    (void)state;
+    static const char *const args[] = {"-p", "3", "-n", "6", "-r", "1", NULL};
+    struct plan_builder b;
+    char err[4096];
+    int n_failed = 0;
+    tiny_cuda(&b, NULL);
+    make_finite(&b);
+    char *path = plan_write(b.file.data, b.file.bytes);
+    play("");
+    if (run_program("jllm-bench", path, args, err, sizeof err)) fail_msg("%s", err);
+    assert_string_equal(err, "");
+    for (int n = 10; n < 10000; n += 7, n_failed++) {
+        play("die=%d", n);
+        int code = run_program("jllm-bench", path, args, err, sizeof err);
+        if (code == 0) break;
+        const char *end = strchr(err, '\n');
+        if (code != 3 || strncmp(err, "error: ", 7) || !end || end[1]) fail_msg("exit code %d: %s", code, err);
+    }
+    assert_true(n_failed > 20 && n_failed < 200);
+    unlink(path);
+    free(path);
+    build_free(&b);
+}
+
 int main(void) {
 #define TEST(f) cmocka_unit_test_setup(f, start)
     const struct CMUnitTest tests[] = {
         TEST(test_as_on_a_cpu),      TEST(test_rows_and_sessions), TEST(test_logits_are_fetched_on_demand),
+        TEST(test_generate),         TEST(test_one_step_ahead),    TEST(test_no_choice),
         TEST(test_not_finite),       TEST(test_selftest),          TEST(test_nothing_is_allocated),
         TEST(test_info),             TEST(test_large),             TEST(test_memory_is_asked_first),
         TEST(test_no_driver),        TEST(test_no_device),         TEST(test_architectures),
         TEST(test_every_call_fails), TEST(test_device_dies),       TEST(test_shared_memory_and_threads),
         TEST(test_failures_are_named), TEST(test_memory_runs_out), TEST(test_exit_codes),
+        TEST(test_bench),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -13,6 +13,8 @@
 #include <pthread.h>
 #include <cmocka.h>
 
+#include "generate_check.h"
+
 /* ---- counting allocations ---- */
 
 static atomic_int n_allocations;
@@ -283,6 +285,18 @@ static void test_not_finite(void **state) {
     ASSERT_OK(jllm_prefill(s, prompt, 9, &e));
     expect_logits(s, 9);
     expect_error(jllm_decode(s, TINY_HUGE_ID, &e), &e, JLLM_NOT_FINITE, "a logit of token 9");
+    jllm_session_free(s);
+    jllm_close(plan);
+}
+
+static void test_generate(void **state) {
+    (void)state;
+    struct jllm_plan *plan = open_tiny(NULL, 2);
+    struct jllm_session *s = new_session(plan);
+    check_generate(s, prompt);
+    check_generate_refusals(s, prompt);
+    check_generate_not_finite(s, prompt);
+    check_candidates(s, prompt);
     jllm_session_free(s);
     jllm_close(plan);
 }
@@ -597,7 +611,7 @@ int main(void) {
         cmocka_unit_test(test_two_sessions),
         cmocka_unit_test(test_refused_calls),
         cmocka_unit_test(test_reset),
-        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_generate), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_threads_agree),
         cmocka_unit_test(test_idle_threads_sleep),
         cmocka_unit_test(test_affinity),

@@ -1,5 +1,5 @@
-/* jllm-bench: how fast a plan runs here, in llama-bench's words. Tokenising and sampling are not
- * measured. Every test is run once to warm up, then -r times; a figure comes with its spread, the
+/* jllm-bench: how fast a plan runs here, in llama-bench's words. Tokens are generated as jllm-run --temp 0
+ * does it; tokenising and sampling are not measured. Every test is run once to warm up, then -r times; a figure comes with its spread, the
  * weight bytes read per second, and their share of the memory bandwidth measured just before (of a
  * GPU: what it says itself); above that bandwidth weights come from a cache, and there is no share. */
 #include <errno.h>
@@ -24,7 +24,8 @@ static const char usage[] =
     "\n"
     "  -m, --model PLAN      the plan, instead of as the first argument\n"
     "  -p, --n-prompt LIST   prompt lengths (512); 0: none\n"
-    "  -n, --n-gen LIST      tokens generated (128); 0: none\n"
+    "  -n, --n-gen LIST      tokens generated (128), each the likeliest one, as by jllm-run --temp 0: a GPU\n"
+    "                        chooses it by itself and is one step ahead of what is read; 0: none\n"
     "  -pg P,N               a prompt of P and N generated tokens as one test; may be repeated\n"
     "  -d, --n-depth LIST    tokens in the context before the test (0)\n"
     "  -r, --repetitions N   (5)\n"
@@ -245,19 +246,32 @@ static void prefill(struct bench *b, int n) {
     if (n && !jllm_prefill(b->session, b->ids, (size_t)n, &e)) stop_error(&e);
 }
 
+/* When the choice before was read, and where times go; NULL: nowhere. */
+struct clock { double from; struct samples *s; };
+
+static bool count_step(void *user, int32_t id) {
+    struct clock *c = user;
+    double now = measure_seconds();
+    (void)id;
+    if (c->s) c->s->steps[c->s->n_steps++] = 1e9 * (now - c->from);
+    c->from = now;
+    return true;
+}
+
+static void generate(struct bench *b, int n, struct samples *s) {
+    struct jllm_error e;
+    struct clock c = {measure_seconds(), s};
+    if (n && !jllm_generate(b->session, b->ids[0], (size_t)n, NULL, 0, count_step, &c, &e)) stop_error(&e);
+}
+
 /* One repetition; s NULL: the warm-up. */
 static void run_once(struct bench *b, const struct test *t, struct samples *s) {
-    struct jllm_error e;
     jllm_reset(b->session, 0);
     prefill(b, t->n_depth);
     uint64_t before = jllm_session_stats(b->session).weight_bytes;
     double start = measure_seconds();
     prefill(b, t->n_prompt);
-    for (int i = 0; i < t->n_gen; i++) {
-        double from = measure_seconds();
-        if (!jllm_decode(b->session, b->ids[i], &e)) stop_error(&e);
-        if (s) s->steps[s->n_steps++] = 1e9 * (measure_seconds() - from);
-    }
+    generate(b, t->n_gen, s);
     if (!s) return;
     s->ns[s->n++] = 1e9 * (measure_seconds() - start);
     s->weight_bytes = jllm_session_stats(b->session).weight_bytes - before;

@@ -221,6 +221,11 @@ DEV void st_stream_16(void *p, uint4 v) {
                  : "memory");
 }
 
+// To the host's memory, where somebody may be looking.
+DEV void st_host_8(u64 *p, u64 v) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
 // ---- asynchronous copies to shared memory -------------------------------------------------------
 
 // 16 bytes; the last 16 - `valid` of them are zero-filled instead of read.
@@ -291,6 +296,10 @@ DEV void grid_dependency_launch() {
 #include "plan_step.cuh"
 
 // ---- built from the above, on both sides --------------------------------------------------------
+
+// A kernel that a decode phase has leaves at once, with everything as it is, when a generation has ended; asked after
+// grid_dependency_wait, as the launch before may be the one that ends it.
+DEV bool step_stopped(const plan_step *step) { return step->stop != 0; }
 
 // e^x within 4 ulp near 0, 1e-6 at |x| = 16 (the product with log2 e is rounded).
 DEV float exp_approx(float x) { return exp2_approx(x * 1.44269504089f); }

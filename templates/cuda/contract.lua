@@ -93,6 +93,21 @@ template "act_mul" {
     args = { "gate", "up", "out" },
     keys = { "k", "n", "out" },
 }
+template "choose" {
+    source = "choose.cu", reference = "choose",
+    args = { "logits", "part", "out" },
+    keys = { "m" },
+}
+template "candidates" {
+    source = "candidates.cu", reference = "candidates",
+    args = { "logits", "out" },
+    keys = { "m", "merge" },
+}
+template "candidates_merge" {
+    source = "candidates.cu", reference = "candidates_merge",
+    args = { "from", "out" },
+    keys = { "m", "merge" },
+}
 
 -- Cache positions that one block of attention reads: 16 of them cover 4,096, which with eight KV heads is about
 -- a block for each SM of a large GPU. Fixed, so that the order of sums is.
@@ -333,4 +348,28 @@ end
 function lower.head(op)
     local w = op.w.output
     matmul(w, norm(op, op.w.output_norm, 1, 1), op.logits, 1, 0, true)
+end
+
+-- Keys of logits (plan.h, PLAN_KEY_BAD) are pairs of i32.
+function lower.choose(op)
+    local m = op.dims.n_vocab
+    local blocks = ceil_div(m, 4096)
+    launch("choose", { logits = op.logits, part = scratch("best", "i32", blocks, 2), out = scratch("chosen", "i32", 1, 1) },
+           { m = m }, { items = blocks, chunk = 256, barrier = true })
+end
+
+-- Of each 1024 the 64 largest, until one block has them.
+function lower.candidates(op)
+    local m, from = op.dims.n_vocab, nil
+    repeat
+        local blocks = ceil_div(m, 1024)
+        local out = blocks == 1 and op.candidates or scratch("keys", "i32", 64 * blocks, 2)
+        local how = { items = blocks, chunk = 512, barrier = true }
+        if from then
+            launch("candidates_merge", { from = from, out = out }, { m = m, merge = 1 }, how)
+        else
+            launch("candidates", { logits = op.logits, out = out }, { m = m, merge = 0 }, how)
+        end
+        m, from = 64 * blocks, out
+    until blocks == 1
 end

@@ -311,6 +311,8 @@ DEV void prefetch_l2(const void *p) { simt::prefetch(p); }
 
 DEV void st_stream_16(void *p, uint4 v) { simt::store(p, &v, 16); }
 
+DEV void st_host_8(u64 *p, u64 v) { simt::store(p, &v, 8); }
+
 DEV void cp_async_16(void *to, const void *from, u32 valid = 16) {
     simt::copy_start(to, from, 16, valid);
 }
