@@ -216,11 +216,11 @@ DEV void low_mma(const f32::pair (&raw)[JT_RT], const uint4 (&x)[G], u32 gr, int
     }
 }
 
-// One step for one warp: row tiles from `tile` on times all tokens. While a block is multiplied, the next is decoded.
+// One step for one warp: row tiles tile[] times all tokens. While a block is multiplied, the next is decoded.
 template <class Q>
-DEV void step_run(const u8 *place, u32 tile, u32 n_blocks, u32 lane, tile_sums &acc) {
+DEV void step_run(const u8 *place, const u32 (&tile)[JT_RT], u32 n_blocks, u32 lane, tile_sums &acc) {
     typedef stage<Q> S;
-    const u8 *w = place + tile * S::TILE, *x = place + S::X + lane * 16;
+    const u8 *w = place, *x = place + S::X + lane * 16;
     typename Q::pair raw[JT_RT];
     typename Q::meta meta[JT_RT];   // of the step
     pair_scales s[2][JT_RT];        // of a pair
@@ -231,8 +231,8 @@ DEV void step_run(const u8 *place, u32 tile, u32 n_blocks, u32 lane, tile_sums &
 #pragma unroll
         for (int i = 0; i < JT_RT; i++) {
             typename Q::meta of_pair;
-            weights_load(raw[i], shared_bytes{w + i * S::TILE}, p, lane);
-            weights_load(of_pair, shared_bytes{w + i * S::TILE}, 0u, S::PAIRS, (lane & 28) + p);
+            weights_load(raw[i], shared_bytes{w + tile[i] * S::TILE}, p, lane);
+            weights_load(of_pair, shared_bytes{w + tile[i] * S::TILE}, 0u, S::PAIRS, (lane & 28) + p);
             s[p % 2][i] = scales_of(of_pair);
         }
     };
@@ -246,7 +246,7 @@ DEV void step_run(const u8 *place, u32 tile, u32 n_blocks, u32 lane, tile_sums &
             if (gr * G + n < N8) xb[(b * GROUPS + gr) % 2][n] = *reinterpret_cast<const uint4 *>(x + (b * N8 + gr * G + n) * 512);
     };
 #pragma unroll
-    for (int i = 0; i < JT_RT; i++) weights_load(meta[i], shared_bytes{w + i * S::TILE}, 0u, (n_blocks + 1) / 2, lane);
+    for (int i = 0; i < JT_RT; i++) weights_load(meta[i], shared_bytes{w + tile[i] * S::TILE}, 0u, (n_blocks + 1) / 2, lane);
     load_pair(0);
     load_x(0, 0);
     decode(0);
@@ -301,6 +301,14 @@ DEV void steps_run(const block_tiles &tiles, const void *x16, u8 *shared, u32 fi
         const u32 s = first + round * JT_WK + k;
         if (s < end) copy_x<Q>(place(s), x16, s, m * 32 + lane, JT_WM * 32);
     };
+    // Of row tiles that do not exist nothing is copied: a warp that has none does nothing, one that has its first takes that twice.
+    u32 tile[JT_RT];
+    bool has_tiles = false, there;
+    for (u32 i = 0; i < JT_RT; i++) {
+        tile_of<Q>(tiles, m * JT_RT + i, there);
+        if (i == 0) has_tiles = there;
+        tile[i] = m * JT_RT + (there ? i : 0);
+    }
     for (u32 r = 0; r + 1 < JT_STAGES; r++) copy_w(r);
     grid_dependency_wait();
     for (u32 r = 0; r + 1 < JT_STAGES; r++) {
@@ -315,7 +323,7 @@ DEV void steps_run(const block_tiles &tiles, const void *x16, u8 *shared, u32 fi
         copy_a(r + JT_STAGES - 1);
         cp_async_commit();
         const u32 s = first + r * JT_WK + k;
-        if (s < end) step_run<Q>(place(s), m * JT_RT, WHOLE || (s + 1) * S::BLOCKS <= N_BLOCKS ? S::BLOCKS : N_BLOCKS - s * S::BLOCKS, lane, acc);
+        if (s < end && has_tiles) step_run<Q>(place(s), tile, WHOLE || (s + 1) * S::BLOCKS <= N_BLOCKS ? S::BLOCKS : N_BLOCKS - s * S::BLOCKS, lane, acc);
     }
     cp_async_wait<0>();
     block_sync();       // the places are free
