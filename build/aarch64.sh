@@ -75,11 +75,12 @@ fetch_all() {
 
 case ${1:-} in
 fetch)
-    home=$2/aarch64-glibc-$glibc-zig-${zig#*==}
+    mkdir -p "$2"
+    cache=$(cd "$2" && pwd)
+    home=$cache/aarch64-glibc-$glibc-zig-${zig#*==}
     if [ ! -d "$home" ]; then
         say "fetching $zig and making libraries for aarch64 (80 MB, 340 MB unpacked)"
-        mkdir -p "$2"
-        dir=$(mktemp -d "$2/fetch.XXXXXX")
+        dir=$(mktemp -d "$cache/fetch.XXXXXX")
         trap 'rm -rf "$dir"' EXIT
         (cd "$dir" && fetch_all) || exit 3
         mv -T "$dir" "$home" 2>/dev/null || [ -d "$home" ]      # or somebody else was faster
