@@ -551,4 +551,26 @@ static inline struct plan_section *plan_find_section(uint8_t *file, uint32_t kin
     return s;
 }
 
+/* Turn a tiny plan into one for fake_cuda.c: its kernels' code becomes their names, that of tk_mix the name `mix` unless
+ * that is NULL. */
+static inline void tiny_to_cuda(struct plan_builder *b, const char *mix) {
+    uint8_t *file = b->file.data;
+    struct plan_info *info = plan_find(file, PLAN_INFO);
+    struct plan_kernel *k = plan_find(file, PLAN_KERNELS);
+    struct plan_launch *l = plan_find(file, PLAN_LAUNCHES);
+    const char *strings = plan_find(file, PLAN_STRINGS);
+    uint8_t *code = plan_find(file, PLAN_CODE);
+    info->device = PLAN_DEVICE_CUDA, info->isa = PLAN_ISA_SM;
+    info->sm_arch = 87, info->driver_min = 12060;
+    for (uint32_t i = plan_find_section(file, PLAN_KERNELS)->count; i-- > 0; k++) {
+        const char *name = strings + k->name;
+        if (mix && !strcmp(name, "tk_mix")) name = mix;
+        k->entry = 0, k->code_bytes = strlen(name) + 1;
+        memcpy(code + k->code_offset, name, k->code_bytes);
+    }
+    for (uint32_t i = plan_find_section(file, PLAN_LAUNCHES)->count; i-- > 0; l++)
+        l->grid_y = l->grid_z = 1;
+    plan_rehash(file, b->file.bytes);
+}
+
 #endif

@@ -105,23 +105,7 @@ static void expect_clean(void) {
 
 static void tiny_cuda(struct plan_builder *b, const char *mix) {
     tiny_build(b, &(struct tiny_options){.chooses = true});
-    uint8_t *file = b->file.data;
-    struct plan_info *info = plan_find(file, PLAN_INFO);
-    struct plan_kernel *k = plan_find(file, PLAN_KERNELS);
-    struct plan_launch *l = plan_find(file, PLAN_LAUNCHES);
-    const char *strings = plan_find(file, PLAN_STRINGS);
-    uint8_t *code = plan_find(file, PLAN_CODE);
-    info->device = PLAN_DEVICE_CUDA, info->isa = PLAN_ISA_SM;
-    info->sm_arch = 87, info->driver_min = 12060;
-    for (uint32_t i = plan_find_section(file, PLAN_KERNELS)->count; i-- > 0; k++) {
-        const char *name = strings + k->name;
-        if (mix && !strcmp(name, "tk_mix")) name = mix;
-        k->entry = 0, k->code_bytes = strlen(name) + 1;
-        memcpy(code + k->code_offset, name, k->code_bytes);
-    }
-    for (uint32_t i = plan_find_section(file, PLAN_LAUNCHES)->count; i-- > 0; l++)
-        l->grid_y = l->grid_z = 1;
-    plan_rehash(file, b->file.bytes);
+    tiny_to_cuda(b, mix);
 }
 
 static struct jllm_plan *open_built(struct plan_builder *b, const struct jllm_options *o, struct jllm_error *e) {
