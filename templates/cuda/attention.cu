@@ -324,6 +324,7 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
     SHARED(uint4, memory, [(parts_bytes > fragments_bytes ? parts_bytes : fragments_bytes) / 16]);
     grid_dependency_launch();
     grid_dependency_wait();
+    if (step_stopped(step)) return;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, pos = step->pos, n_rows = step->n_tokens * group;
     const u32 first_row = blockIdx.x * 16, last_row = (first_row + 16 < n_rows ? first_row + 16 : n_rows) - 1;
 #if JT_JOIN

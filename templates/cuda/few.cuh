@@ -85,7 +85,8 @@ DEV q6_k::meta meta_of_pair(const q6_k::meta &m, int p, u32 lane) {
     return {make_uint2(shfl(m.scale.x, from), shfl(m.scale.y, from)), m.d};
 }
 
-// r[tile][row g + 8h][token 2t + e] of this warp's slices `first`, first + JT_WK, ...
+// r[tile][row g + 8h][token 2t + e] of this warp's slices `first`, first + JT_WK, ... Unknown where the step is
+// stopped; whether it is comes with the activations, so asking costs no time. (Steps of one token alone are.)
 // The stride comes through a shuffle so that the loop over slices stays one even where a warp has a single slice: ptxas
 // would spill to start all of it at once.
 template <class Q>
@@ -125,8 +126,9 @@ DEV void few_run(const u8 *const (&tile)[JT_RT], const bool (&there)[JT_RT], con
         next_sum.y = WHOLE || block + 1 < N_BLOCKS ? sums[block + 1] : 0;
     };
     load_x(first);
+    const u32 end = step_stopped(step) ? 0 : N_SLICES;
 #pragma unroll 1
-    for (u32 slice = first; slice < N_SLICES; slice += stride) {
+    for (u32 slice = first; slice < end; slice += stride) {
         float c[JT_RT][2][4] = {};      // column j has block j
         xv = next_x;
         sum = next_sum;
@@ -208,8 +210,8 @@ DEV void few_run(const u8 *const (&tile)[JT_RT], const bool (&there)[JT_RT], con
 #pragma unroll
             for (int e = 0; e < 2; e++)
                 r[i][h][e] = (acc[0][i][h][e] + acc[1][i][h][e]) + (acc[2][i][h][e] + acc[3][i][h][e]);
-#endif
     (void)step;
+#endif
 }
 
 // Sums of all rows of the block into shared memory: [k][token][row]. False: this block has nothing left to do.
@@ -233,7 +235,7 @@ DEV bool block_run(const block_tiles &tiles, const void *x16, float *shared, flo
                 if (JT_N > 1 || lane % 4 == 0)
                     part[(lane % 4 * 2 + e) * (JT_N > 1 ? PITCH : 0) + (m * JT_RT + i) * 16 + h * 8 + lane / 4] = r[i][h][e];
     block_sync();
-    return true;
+    return JT_N > 1 || !step_stopped(step);     // (asked again: a register less in the loop)
 }
 
 // The sum of a token and a row of the block.
