@@ -312,6 +312,6 @@ _Static_assert(sizeof(struct plan_test) == 64, "test");
 _Static_assert(sizeof(struct plan_test_input) == 32, "test input");
 _Static_assert(sizeof(struct plan_test_value) == 16, "test value");
 _Static_assert(sizeof(struct plan_test_model) == 16, "test model");
-_Static_assert(sizeof(struct plan_step) == 112 + 4 * PLAN_TOKENS_MAX, "step");
+_Static_assert(sizeof(struct plan_step) == 112 + 4 * PLAN_TOKENS_MAX + 4 * PLAN_COUNTERS_MAX, "step");
 
 #endif
