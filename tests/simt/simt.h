@@ -170,7 +170,8 @@ void device_read_only(void *);  // kernels may not write it from now on, and rea
 void device_from_host(void *);
 
 // What a launch asks for of a region with ld_stream_* and cp_async_16: all bytes, and the ranges of
-// the region that they lie in, by address. Plain loads do not count.
+// the region that they lie in, by address. What lanes of a warp ask for alike counts once, as it is
+// one access; again by the same lane, or by another warp, it counts again. Plain loads do not.
 struct Requested {
     struct Range {
         size_t first, end;

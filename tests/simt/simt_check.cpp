@@ -57,6 +57,7 @@ void device_free(void *p) {
     size_t i = region_index(p);
     free(regions[i].cells);
     free(regions[i].asked);
+    free(regions[i].askers);
     munmap(regions[i].mapping, regions[i].mapping_bytes);
     regions.erase(regions.begin() + static_cast<std::ptrdiff_t>(i));
 }
@@ -72,25 +73,40 @@ void device_from_host(void *p) { regions[region_index(p)].from_host = true; }
 
 void device_count(void *p) {
     Region &r = regions[region_index(p)];
-    if (!r.asked) r.asked = static_cast<u8 *>(calloc(r.bytes, 1));
+    if (r.asked) return;
+    r.asked = static_cast<u8 *>(calloc(r.bytes, 1));
+    r.askers = static_cast<Asker *>(calloc(r.bytes, sizeof(Asker)));
 }
 
 Requested device_requested(void *p) {
     const Region &r = regions[region_index(p)];
     Requested all = {r.asked_bytes, {}};
-    for (size_t i = 0; i < r.bytes && r.asked; i++) {
-        if (!r.asked[i]) continue;
-        if (all.ranges.empty() || all.ranges.back().end != i) all.ranges.push_back({i, i});
-        all.ranges.back().end = i + 1;
+    const u8 *end = r.asked + (r.asked_bytes ? r.bytes : 0), *at = r.asked;
+    auto next = [end](const u8 *from, int what) {
+        auto *found = from < end ? memchr(from, what, static_cast<size_t>(end - from)) : nullptr;
+        return found ? static_cast<const u8 *>(found) : end;
+    };
+    while ((at = next(at, 1)) < end) {
+        const u8 *first = at;
+        at = next(at, 0);
+        all.ranges.push_back({static_cast<size_t>(first - r.asked), static_cast<size_t>(at - r.asked)});
     }
     return all;
 }
 
 void count_request(const void *p, u32 bytes) {
-    Region *r = find_region(p, static_cast<Thread *>(self)->block);
+    Thread *t = static_cast<Thread *>(self);
+    Region *r = find_region(p, t->block);
     if (!r || !r->asked) return;
-    memset(r->asked + (static_cast<const char *>(p) - r->base), 1, bytes);
-    r->asked_bytes += bytes;
+    auto first = static_cast<size_t>(static_cast<const char *>(p) - r->base);
+    u32 warp = t->warp->grid_index, lane = 1u << t->lane;
+    for (size_t i = first; i < first + bytes; i++) {
+        Asker &a = r->askers[i];
+        bool alike = r->asked[i] && a.warp == warp && !(a.lanes & lane);
+        r->asked_bytes += !alike;
+        a = {warp, alike ? a.lanes | lane : lane};
+        r->asked[i] = 1;
+    }
 }
 
 void regions_new_launch() {

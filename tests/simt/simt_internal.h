@@ -66,6 +66,11 @@ struct Cell {
     Stamp write, read[2];
 };
 
+// Who asked for a byte at last: lanes of a warp of the grid.
+struct Asker {
+    u32 warp, lanes;
+};
+
 struct Region {
     char *base;
     size_t bytes;
@@ -73,7 +78,8 @@ struct Region {
     bool shared, read_only, from_host;
     u32 first_epoch;  // stamps below it are from an earlier launch or block
     Cell *cells;      // one a byte, in checked builds
-    u8 *asked;        // one a byte, where requests are counted
+    u8 *asked;        // one a byte, where requests are counted: 1 asked for, and by whom at last
+    Asker *askers;
     u64 asked_bytes;
     char *mapping;
     size_t mapping_bytes;
