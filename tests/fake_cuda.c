@@ -1,7 +1,6 @@
 /* A libcuda.so.1 without a device: what runtime/cuda.c uses of the driver, on host memory.
  *
- * A "cubin" is the name of a function of plan_kernel.c, or of one below that only a GPU's plan has; launching it runs that
- * function. Device addresses are host
+ * What its memory is and what a kernel does is fake_engine.h's. Device addresses are host
  * addresses with a bit that no host pointer has, so following one on the host crashes. Work is queued and runs only
  * when somebody waits for it, and one piece of it whenever somebody asks: a buffer reused too early, or a result read without waiting, is wrong here too. New
  * memory holds garbage. What a driver would not forgive is noted in the report.
@@ -12,7 +11,8 @@
  *   die=N     from the N-th call on everything says CUDA_ERROR_LAUNCH_FAILED, but destroying the context works
  */
 #include "fake_cuda.h"
-#include "plan_kernel.h"
+#include "fake_engine.h"
+#include "../runtime/plan.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -26,17 +26,8 @@
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_IMAGE = 200, NO_CONTEXT = 201, NOT_FOUND = 500,
        NOT_READY = 600, LAUNCH_FAILED = 719, UNKNOWN = 999 };
-enum { ARGS_MAX = 8, GRAIN = 2 << 20, SHARED_MAX = 160 << 10, THREADS_MAX = 1024 };
+enum { GRAIN = 2 << 20 };
 #define DEVICE_BIT ((uint64_t)1 << 62)
-
-static plan_cpu_kernel tk_choose;       /* logits, chosen: one item */
-static plan_cpu_kernel tk_candidates;   /* logits, keys: one item */
-
-static const struct kernel { const char *name; plan_cpu_kernel *run; uint32_t n_args; } kernels[] = {
-    {"tk_log", tk_log, 2},   {"tk_embed", tk_embed, 2}, {"tk_store", tk_store, 2},
-    {"tk_mix", tk_mix, 3},   {"tk_head", tk_head, 3},   {"tk_copy", tk_copy, 2},
-    {"tk_mix_wrong", tk_mix_wrong, 3}, {"tk_choose", tk_choose, 2}, {"tk_candidates", tk_candidates, 2},
-};
 
 enum op_kind { OP_TO_DEVICE, OP_TO_HOST, OP_FILL, OP_KERNEL, OP_MARK };
 struct object;
@@ -45,9 +36,9 @@ struct op {
     uint64_t device, bytes;
     void *host;
     uint8_t value;
-    const struct kernel *kernel;
-    uint64_t args[ARGS_MAX + 1];
-    uint32_t items;
+    const struct engine_kernel *kernel;
+    uint64_t args[PLAN_ARGS_MAX + 1];
+    struct engine_launch how;
     struct object *event;
 };
 
@@ -59,7 +50,7 @@ struct object {
     uint64_t mapped_at;         /* chunk: where, 0: nowhere */
     bool seen_by_device;        /* host */
     bool released;              /* chunk: its handle */
-    const struct kernel *kernel;
+    const struct engine_kernel *kernel;
     int shared_max;             /* module: its kernel's dynamic shared memory */
     bool capturing;             /* stream */
     int pending;                /* event: marks in the queue */
@@ -74,7 +65,8 @@ static size_t n_queue;
 static struct object *captured;            /* the graph that a stream is recording */
 static uint64_t used_bytes;
 static long fail_at, die_at;
-static int fail_error;
+static int fail_error, shared_max;
+static bool broken;                        /* a kernel did what ends a context */
 static struct { int init, devices, arch, driver, memory_mib, integrated, vmm; } machine;
 
 __attribute__((visibility("default"))) struct fake_report *fake_cuda_report(void);
@@ -82,8 +74,10 @@ struct fake_report *fake_cuda_report(void) { return &report; }
 
 /* With a dead device nothing can be done in the right order. */
 static int misuse(const char *call, const char *what) {
-    bool dead = die_at && report.calls >= die_at;
-    if (!dead && !report.misuse[0]) snprintf(report.misuse, sizeof report.misuse, "%s: %s", call, what);
+    bool dead = broken || (die_at && report.calls >= die_at);
+    if (dead || report.misuse[0]) return INVALID;
+    snprintf(report.misuse, sizeof report.misuse, "%s: %s", call, what);
+    engine_misuse(report.misuse);
     return INVALID;
 }
 
@@ -91,7 +85,7 @@ static int misuse(const char *call, const char *what) {
 static int enter(const char *call, bool needs_context) {
     report.calls++;
     if (needs_context && !report.depth) return misuse(call, "no context is current"), NO_CONTEXT;
-    if (die_at && report.calls >= die_at) return LAUNCH_FAILED;
+    if (broken || (die_at && report.calls >= die_at)) return LAUNCH_FAILED;
     return report.calls == fail_at ? fail_error : OK;
 }
 #define ENTER(context) do { int r_ = enter(__func__, context); if (r_) return r_; } while (0)
@@ -118,7 +112,8 @@ static void object_free(struct object *o) {
     *at = o->next;
     report.live[o->kind]--;
     if (o->kind == FAKE_MEMORY || o->kind == FAKE_CHUNK) used_bytes -= o->bytes;
-    if (o->host) munmap(o->host, o->bytes);
+    if (o->host && o->kind == FAKE_RANGE) munmap(o->host, o->bytes);
+    else if (o->host) engine_free(o->host, o->bytes);
     free(o->ops);
     free(o);
 }
@@ -142,68 +137,41 @@ static int memory_new(const char *call, struct object **o, enum fake_kind kind, 
     if (device) used_bytes += bytes;
     if (kind != FAKE_RANGE && bytes > report.largest_bytes) report.largest_bytes = bytes;
     if (kind == FAKE_CHUNK) return OK;
-    (*o)->host = mmap(NULL, bytes, kind == FAKE_RANGE ? PROT_NONE : PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if ((*o)->host == MAP_FAILED) abort();
-    if (kind != FAKE_RANGE && bytes <= 1 << 20) memset((*o)->host, 0xAA, bytes);
+    (*o)->host = kind != FAKE_RANGE ? engine_alloc(bytes)
+                                    : mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!(*o)->host || (*o)->host == MAP_FAILED) abort();
     return OK;
 }
 
-static uint64_t device_of(const struct object *o) { return (uint64_t)(uintptr_t)o->host | DEVICE_BIT; }
+static uint64_t device_of(const struct object *o) {
+    return (uint64_t)(uintptr_t)o->host | (o->kind == FAKE_HOST && engine_follows ? 0 : DEVICE_BIT);
+}
 
-/* Host memory behind a device range, or NULL. */
-static uint8_t *resolve(const char *call, uint64_t device, uint64_t bytes) {
+static struct object *object_at(uint64_t device, uint64_t bytes) {
     for (struct object *o = objects; o; o = o->next) {
         if (o->kind != FAKE_MEMORY && o->kind != FAKE_RANGE && !(o->kind == FAKE_HOST && o->seen_by_device)) continue;
         uint64_t offset = device - device_of(o);
-        if (device >= device_of(o) && offset < o->bytes && bytes <= o->bytes - offset) return o->host + offset;
+        if (device >= device_of(o) && offset < o->bytes && bytes <= o->bytes - offset) return o;
     }
-    misuse(call, "not device memory");
     return NULL;
 }
 
-/* ---- kernels of a GPU alone ---- */
-
-static void tk_choose(void *const *args, const struct plan_step *in, uint32_t first, uint32_t last) {
-    struct plan_step *step = (void *)(uintptr_t)in;
-    const float *logits = args[0];
-    uint64_t best = 0;
-    (void)first, (void)last;
-    if (step->stop || !step->advance) return;
-    for (uint32_t id = 0; id < TINY_VOCAB; id++)
-        if (plan_key(logits[id], id) > best) best = plan_key(logits[id], id);
-    uint32_t id = best == PLAN_KEY_BAD ? PLAN_ID_BAD : (uint32_t)plan_key_id(best);
-    memcpy(args[1], &id, sizeof id);
-    step->stop = id == PLAN_ID_BAD;
-    if (id != PLAN_ID_BAD) {
-        step->ids[0] = (int32_t)id;
-        step->stop = ++step->pos >= step->limit;
-        for (uint32_t i = 0; i < step->n_stop; i++) step->stop |= step->stop_ids[i] == (int32_t)id;
-    }
-    uint64_t entry = (uint64_t)step->serial << 32 | id, at = step->ring + step->serial++ % PLAN_RING_ENTRIES * sizeof entry;
-    uint8_t *ring = resolve("the ring", at, sizeof entry);
-    if (ring) memcpy(ring, &entry, sizeof entry);
+/* Host memory behind a device range, or NULL. */
+static uint8_t *resolve(const char *call, uint64_t device, uint64_t bytes) {
+    struct object *o = object_at(device, bytes);
+    if (!o) misuse(call, "not device memory");
+    return o ? o->host + (device - device_of(o)) : NULL;
 }
 
-static void tk_candidates(void *const *args, const struct plan_step *step, uint32_t first, uint32_t last) {
-    const float *logits = args[0];
-    uint64_t keys[PLAN_CANDIDATES_MAX] = {0};
-    (void)step, (void)first, (void)last;
-    for (uint32_t id = 0; id < TINY_VOCAB; id++)
-        for (uint32_t i = 0, n = 0; i < TINY_VOCAB; i++) {   /* by the number of those before it */
-            n += plan_key(logits[i], i) > plan_key(logits[id], id);
-            if (i + 1 == TINY_VOCAB) keys[n] = plan_key(logits[id], id);
-        }
-    memcpy(args[1], keys, sizeof keys);
-}
+void *fake_resolve(uint64_t device, uint64_t bytes) { return resolve("a kernel", device, bytes); }
 
 /* ---- the queue ---- */
 
 static void kernel_run(const struct op *op) {
-    void *args[ARGS_MAX + 1];
+    void *args[PLAN_ARGS_MAX + 1];
     for (uint32_t i = 0; i <= op->kernel->n_args; i++)
         if (!(args[i] = resolve(op->kernel->name, op->args[i], 1))) return;
-    op->kernel->run(args, args[op->kernel->n_args], 0, op->items);
+    broken = !engine_run(op->kernel, &op->how, args);
     report.kernels++;
 }
 
@@ -216,11 +184,15 @@ static void zero(uint8_t *p, uint64_t bytes) {
 
 static void op_run(const struct op *op) {
     uint8_t *device = op->kind <= OP_FILL ? resolve("a copy", op->device, op->bytes) : NULL;
+    void *whole = device ? object_at(op->device, op->bytes)->host : NULL;
     if (op->kind <= OP_FILL && !device) return;
     switch (op->kind) {
-    case OP_TO_DEVICE: memcpy(device, op->host, op->bytes); break;
+    case OP_TO_DEVICE: memcpy(device, op->host, op->bytes), engine_copied(whole); break;
     case OP_TO_HOST: memcpy(op->host, device, op->bytes); report.to_host_bytes += op->bytes; break;
-    case OP_FILL: op->value ? (void)memset(device, op->value, op->bytes) : zero(device, op->bytes); break;
+    case OP_FILL:
+        op->value ? (void)memset(device, op->value, op->bytes) : zero(device, op->bytes);
+        engine_filled(whole);
+        break;
     case OP_KERNEL: kernel_run(op); break;
     case OP_MARK: op->event->pending--; break;
     }
@@ -235,7 +207,8 @@ static void ops_add(struct op **ops, size_t *n, const struct op *op) {
 /* Until an event is reached, or `most` pieces of it. */
 static void queue_run(const struct object *event, size_t most) {
     size_t done = 0;
-    while (done < n_queue && done < most && (!event || event->pending)) op_run(&queue[done++]);
+    while (!broken && done < n_queue && done < most && (!event || event->pending)) op_run(&queue[done++]);
+    if (broken) done = n_queue;
     if (!done) return;
     memmove(queue, queue + done, (n_queue - done) * sizeof *queue);
     n_queue -= done;
@@ -269,7 +242,9 @@ API(cuInit, unsigned flags) {
     machine.arch = setting("arch", 87), machine.driver = setting("driver", 13000);
     machine.memory_mib = setting("memory_mib", 16384), machine.integrated = setting("integrated", 0);
     machine.vmm = setting("vmm", 1);
+    broken = false, shared_max = engine_open(machine.arch);
     ENTER(false);
+    if (!shared_max) return UNKNOWN;
     return flags ? INVALID : machine.init;
 }
 
@@ -300,7 +275,7 @@ API(cuDeviceGetAttribute, int *value, int attribute, int device) {
     case 37: *value = 256; break;
     case 75: *value = machine.arch / 10; break;
     case 76: *value = machine.arch % 10; break;
-    case 97: *value = SHARED_MAX; break;
+    case 97: *value = shared_max; break;
     case 102: *value = machine.vmm; break;
     default: return misuse(__func__, "an attribute that the fake lacks");
     }
@@ -382,17 +357,22 @@ API(cuMemHostAlloc, void **host, size_t bytes, unsigned flags) {
     return OK;
 }
 
-API(cuMemHostGetDevicePointer_v2, uint64_t *device, void *host, unsigned flags) {
+static struct object *host_memory_at(const void *host) {
     struct object *o = objects;
-    ENTER(true);
     while (o && (o->kind != FAKE_HOST || o->host != host)) o = o->next;
+    return o;
+}
+
+API(cuMemHostGetDevicePointer_v2, uint64_t *device, void *host, unsigned flags) {
+    ENTER(true);
+    struct object *o = host_memory_at(host);
     if (!o || !o->seen_by_device || flags) return misuse(__func__, "not mapped for the device");
     *device = device_of(o);
     return OK;
 }
 
 API(cuMemFreeHost, void *host) {
-    return object_destroy(__func__, owner_of((uint64_t)(uintptr_t)host | DEVICE_BIT, FAKE_HOST), FAKE_HOST);
+    return object_destroy(__func__, host_memory_at(host), FAKE_HOST);
 }
 
 struct kind { int type, handles, location_type, location; void *windows; char flags[8]; };
@@ -492,23 +472,20 @@ API(cuMemsetD8Async, uint64_t to, unsigned char value, size_t bytes, void *strea
 
 API(cuModuleLoadData, struct object **module, const char *image) {
     ENTER(true);
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
-        if (strncmp(image, kernels[i].name, 32)) continue;
-        *module = object_new(FAKE_MODULE);
-        (*module)->kernel = &kernels[i];
-        (*module)->shared_max = 48 << 10;
-        return OK;
-    }
-    return BAD_IMAGE;
+    const struct engine_kernel *kernel = engine_find(image);
+    if (!kernel) return BAD_IMAGE;
+    *module = object_new(FAKE_MODULE);
+    (*module)->kernel = kernel;
+    (*module)->shared_max = 48 << 10;
+    return OK;
 }
 
 API(cuModuleUnload, struct object *module) { return object_destroy(__func__, module, FAKE_MODULE); }
 
-/* A module serves under its own name; tk_mix_wrong may pretend to be tk_mix. */
 API(cuModuleGetFunction, struct object **function, struct object *module, const char *name) {
     ENTER(true);
     if (!object_find(module, FAKE_MODULE)) return misuse(__func__, "not a module");
-    if (strncmp(module->kernel->name, name, strlen(name))) return NOT_FOUND;
+    if (!engine_has(module->kernel, name)) return NOT_FOUND;
     *function = module;
     return OK;
 }
@@ -516,13 +493,13 @@ API(cuModuleGetFunction, struct object **function, struct object *module, const 
 API(cuFuncGetAttribute, int *value, int attribute, struct object *function) {
     ENTER(true);
     if (!object_find(function, FAKE_MODULE) || attribute > 1) return misuse(__func__, "arguments");
-    *value = attribute ? 1024 : THREADS_MAX;
+    *value = attribute ? function->kernel->fixed_bytes : function->kernel->threads_max;
     return OK;
 }
 
 API(cuFuncSetAttribute, struct object *function, int attribute, int value) {
     ENTER(true);
-    if (!object_find(function, FAKE_MODULE) || attribute != 8 || value > SHARED_MAX - 1024)
+    if (!object_find(function, FAKE_MODULE) || attribute != 8 || value > shared_max - function->kernel->fixed_bytes)
         return misuse(__func__, "arguments");
     function->shared_max = value;
     return OK;
@@ -532,10 +509,10 @@ struct launch_config { unsigned grid[3], block[3], shared; void *stream; struct 
 
 API(cuLaunchKernelEx, const struct launch_config *how, struct object *function, void **params, void **extra) {
     const unsigned *grid = how->grid, *block = how->block;
-    struct op op = {.kind = OP_KERNEL, .items = grid[0]};
+    struct op op = {.kind = OP_KERNEL, .how = {{grid[0], grid[1], grid[2]}, block[0], how->shared}};
     ENTER(true);
     if (!object_find(function, FAKE_MODULE) || extra) return misuse(__func__, "not a function");
-    if (!grid[0] || !grid[1] || !grid[2] || !block[0] || block[1] != 1 || block[2] != 1 || block[0] > THREADS_MAX)
+    if (!grid[0] || !grid[1] || !grid[2] || !block[0] || block[1] != 1 || block[2] != 1 || block[0] > (unsigned)function->kernel->threads_max)
         return misuse(__func__, "grid or block");
     if (how->n > 1 || (how->n && (how->attributes->id != 6 || how->attributes->value != 1)))
         return misuse(__func__, "attributes");
@@ -560,7 +537,7 @@ API(cuStreamSynchronize, struct object *stream) {
     if (!object_find(stream, FAKE_STREAM)) return misuse(__func__, "not a stream");
     if (stream->capturing) return misuse(__func__, "the stream is captured");
     queue_run(NULL, SIZE_MAX);
-    return OK;
+    return broken ? LAUNCH_FAILED : OK;
 }
 
 API(cuStreamQuery, struct object *stream) {
@@ -610,7 +587,7 @@ API(cuEventSynchronize, struct object *event) {
     ENTER(true);
     if (!object_find(event, FAKE_EVENT)) return misuse(__func__, "not an event");
     queue_run(event, SIZE_MAX);
-    return OK;
+    return broken ? LAUNCH_FAILED : OK;
 }
 
 API(cuGraphInstantiateWithFlags, struct object **replay, struct object *graph, unsigned long long flags) {

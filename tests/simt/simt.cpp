@@ -95,11 +95,14 @@ static Thread *running() { return static_cast<Thread *>(self); }
 // addr2line is there to tell.
 static std::string source_line(const void *pc) {
     Dl_info info;
-    char exe[512] = "", command[640], line[400];
-    if (!dladdr(pc, &info) || readlink("/proc/self/exe", exe, sizeof exe - 1) <= 0) return "?";
+    char command[1200], line[400];
+    if (!dladdr(pc, &info)) return "?";
+    // A program knows its own name as it was called.
+    bool library = strchr(info.dli_fname, '/') && strstr(info.dli_fname, ".so");
     auto *header = static_cast<const ElfW(Ehdr) *>(info.dli_fbase);
     u64 base = header->e_type == ET_DYN ? reinterpret_cast<u64>(info.dli_fbase) : 0;
-    snprintf(command, sizeof command, "addr2line -si -e '%s' %#llx 2>/dev/null", exe,
+    snprintf(command, sizeof command, "addr2line -si -e '%.1000s' %#llx 2>/dev/null",
+             library ? info.dli_fname : ("/proc/" + std::to_string(getpid()) + "/exe").c_str(),
              static_cast<unsigned long long>(reinterpret_cast<u64>(pc) - 1 - base));
     std::string text;
     if (FILE *f = popen(command, "r")) {

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <vector>
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -164,6 +165,22 @@ void *device_alloc(size_t bytes, const char *name);
 void device_free(void *);
 // Kernels see it after grid_dependency_wait only, unless it is read-only.
 void device_read_only(void *);  // kernels may not write it from now on, and reads are not recorded
+// The host has just written it, so kernels may read it before grid_dependency_wait, until one of
+// them writes there.
+void device_from_host(void *);
+
+// What a launch asks for of a region with ld_stream_* and cp_async_16: all bytes, and the ranges of
+// the region that they lie in, by address. What lanes of a warp ask for alike counts once, as it is
+// one access; again by the same lane, or by another warp, it counts again. Plain loads do not.
+struct Requested {
+    struct Range {
+        size_t first, end;
+    };
+    u64 bytes;
+    std::vector<Range> ranges;
+};
+void device_count(void *);  // from now on, by launch
+Requested device_requested(void *);
 
 // True when the kernels were compiled with -fsanitize=thread, whose hooks simt_check.cpp
 // implements: then every load and store is checked for bounds, alignment, uninitialised shared

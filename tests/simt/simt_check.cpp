@@ -10,10 +10,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <link.h>
 #include <map>
 #include <sys/mman.h>
-
-extern "C" char __executable_start, _end;
 
 namespace simt {
 
@@ -57,6 +56,8 @@ void device_free(void *p) {
     if (!p) return;
     size_t i = region_index(p);
     free(regions[i].cells);
+    free(regions[i].asked);
+    free(regions[i].askers);
     munmap(regions[i].mapping, regions[i].mapping_bytes);
     regions.erase(regions.begin() + static_cast<std::ptrdiff_t>(i));
 }
@@ -68,8 +69,52 @@ void device_read_only(void *p) {
     r.cells = nullptr;
 }
 
+void device_from_host(void *p) { regions[region_index(p)].from_host = true; }
+
+void device_count(void *p) {
+    Region &r = regions[region_index(p)];
+    if (r.asked) return;
+    r.asked = static_cast<u8 *>(calloc(r.bytes, 1));
+    r.askers = static_cast<Asker *>(calloc(r.bytes, sizeof(Asker)));
+}
+
+Requested device_requested(void *p) {
+    const Region &r = regions[region_index(p)];
+    Requested all = {r.asked_bytes, {}};
+    const u8 *end = r.asked + (r.asked_bytes ? r.bytes : 0), *at = r.asked;
+    auto next = [end](const u8 *from, int what) {
+        auto *found = from < end ? memchr(from, what, static_cast<size_t>(end - from)) : nullptr;
+        return found ? static_cast<const u8 *>(found) : end;
+    };
+    while ((at = next(at, 1)) < end) {
+        const u8 *first = at;
+        at = next(at, 0);
+        all.ranges.push_back({static_cast<size_t>(first - r.asked), static_cast<size_t>(at - r.asked)});
+    }
+    return all;
+}
+
+void count_request(const void *p, u32 bytes) {
+    Thread *t = static_cast<Thread *>(self);
+    Region *r = find_region(p, t->block);
+    if (!r || !r->asked) return;
+    auto first = static_cast<size_t>(static_cast<const char *>(p) - r->base);
+    u32 warp = t->warp->grid_index, lane = 1u << t->lane;
+    for (size_t i = first; i < first + bytes; i++) {
+        Asker &a = r->askers[i];
+        bool alike = r->asked[i] && a.warp == warp && !(a.lanes & lane);
+        r->asked_bytes += !alike;
+        a = {warp, alike ? a.lanes | lane : lane};
+        r->asked[i] = 1;
+    }
+}
+
 void regions_new_launch() {
-    for (Region &r : regions) r.first_epoch = machine.first_epoch;
+    for (Region &r : regions) {
+        r.first_epoch = machine.first_epoch;
+        if (r.asked_bytes) memset(r.asked, 0, r.bytes);
+        r.asked_bytes = 0;
+    }
     released.clear();
 }
 
@@ -195,6 +240,29 @@ static bool is_before(const Stamp &s, const Region &r, const Thread *t) {
 
 // ---- one access ------------------------------------------------------------------------------
 
+// Within what the loader has mapped of this program and its libraries.
+static bool in_an_object(const char *p, u32 bytes) {
+    static struct Span {
+        const char *first, *end;
+    } last;
+    if (p >= last.first && p + bytes <= last.end) return true;
+    Span span = {p, p + bytes};
+    auto look = [](dl_phdr_info *info, size_t, void *data) {
+        auto *wanted = static_cast<Span *>(data);
+        for (int i = 0; i < info->dlpi_phnum; i++) {
+            const auto &h = info->dlpi_phdr[i];
+            auto *first = reinterpret_cast<const char *>(info->dlpi_addr + h.p_vaddr);
+            if (h.p_type != PT_LOAD || wanted->first < first || wanted->end > first + h.p_memsz) continue;
+            *wanted = {first, first + h.p_memsz};
+            return 1;
+        }
+        return 0;
+    };
+    if (!dl_iterate_phdr(look, &span)) return false;
+    last = span;
+    return true;
+}
+
 static void race(const char *what, const Stamp &s, const Region &r, const char *p, const void *pc) {
     u32 n = static_cast<u32>(static_cast<Thread *>(self)->block->warps.size());
     fail(pc, s.pc, "race on '%s' at byte %td: %s by block %s warp %u lane %u", r.name, p - r.base,
@@ -237,9 +305,8 @@ void access(const void *p, u32 bytes, Access kind, const void *pc) {
     const char *what = writes ? "write" : "read";
     Region *r = find_region(p, t->block);
     if (!r) {
-        bool constant = c >= &__executable_start && c + bytes <= &_end;
         bool argument = c >= machine.args && c + bytes <= machine.args + machine.args_bytes;
-        if ((constant || argument) && !writes) return;
+        if (!writes && (argument || in_an_object(c, bytes))) return;
         fail(pc, nullptr, "%s of %u bytes at %p, which is not device memory", what, bytes, p);
     }
     if (c < r->base || c + bytes > r->base + r->bytes)
@@ -248,10 +315,11 @@ void access(const void *p, u32 bytes, Access kind, const void *pc) {
     if (bytes <= 16 && (bytes & (bytes - 1)) == 0 && reinterpret_cast<u64>(p) % bytes)
         fail(pc, nullptr, "misaligned %s of %u bytes at byte %td of '%s'", what, bytes, c - r->base,
              r->name);
-    if (!r->shared && !r->read_only && !t->waited)
+    if (!r->shared && !r->read_only && !(r->from_host && !writes) && !t->waited)
         fail(pc, nullptr,
              "'%s' is touched before grid_dependency_wait: a launch before may be at work on it",
              r->name);
+    if (writes) r->from_host = false;
     if (r->read_only) {
         if (writes) fail(pc, nullptr, "write to read-only '%s'", r->name);
     } else if (checked) {

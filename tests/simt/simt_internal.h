@@ -4,7 +4,6 @@
 #define SIMT_INTERNAL_H
 #include "simt.h"
 #include "simt_fiber.h"
-#include <vector>
 
 namespace simt {
 
@@ -67,13 +66,21 @@ struct Cell {
     Stamp write, read[2];
 };
 
+// Who asked for a byte at last: lanes of a warp of the grid.
+struct Asker {
+    u32 warp, lanes;
+};
+
 struct Region {
     char *base;
     size_t bytes;
     const char *name;
-    bool shared, read_only;
+    bool shared, read_only, from_host;
     u32 first_epoch;  // stamps below it are from an earlier launch or block
     Cell *cells;      // one a byte, in checked builds
+    u8 *asked;        // one a byte, where requests are counted: 1 asked for, and by whom at last
+    Asker *askers;
+    u64 asked_bytes;
     char *mapping;
     size_t mapping_bytes;
 };
@@ -130,6 +137,7 @@ void block_sync_complete(Block *, int id);
 // simt_check.cpp
 void access(const void *p, u32 bytes, Access, const void *pc);
 Region *find_region(const void *p, Block *);
+void count_request(const void *p, u32 bytes);
 void add_shared_region(Block *, u32 offset, u32 bytes, const char *name);
 void order_block_start(Block *);
 void order_warps(const std::vector<Warp *> &);  // a barrier among them completed

@@ -315,6 +315,7 @@ void block_sync(int id, u32 n_threads, Where at) {
 
 void load(void *to, const void *from, u32 bytes) {
     access(from, bytes, Access::nc_read, HERE);
+    count_request(from, bytes);
     memcpy(to, from, bytes);
 }
 
@@ -346,7 +347,10 @@ void copy_start(void *to, const void *from, u32 bytes, u32 valid) {
     if (!r || !r->shared) fail(HERE, nullptr, "cp.async to outside shared memory");
     if (valid > bytes) fail(HERE, nullptr, "cp.async of %u valid bytes", valid);
     if (reinterpret_cast<u64>(from) % bytes) fail(HERE, nullptr, "misaligned source of cp.async");
-    if (valid) access(from, valid, Access::read, HERE);
+    if (valid) {
+        access(from, valid, Access::read, HERE);
+        count_request(from, valid);
+    }
     access(to, bytes, Access::write, HERE);
     std::vector<Copy> &copies = t->warp->copies[t->lane];
     copies.push_back({static_cast<char *>(to), static_cast<const char *>(from), bytes, valid,

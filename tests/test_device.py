@@ -1,0 +1,248 @@
+#!/usr/bin/python3
+"""Whole CUDA plans on an emulated device (tests/simt/libcuda.cpp): small models are compiled as for a GPU, and the runtime
+runs their plans, with the plan's own launches, arguments and weights, on kernels that are checked access by access.
+
+Their logits lie close to a plain float64 forward pass (oracle.py), in prompts of every kind and in decode steps after them;
+they have the same bits in any order of blocks, warps and lanes; each launch is the plan's; and matrices are read exactly
+once a launch. Nothing of CUDA is needed: NVRTC is a stand-in that leaves sources in the plan (tests/simt/nvrtc.c).
+"""
+import concurrent.futures
+import json
+import os
+import subprocess
+import unittest
+
+import numpy as np
+
+import oracle
+import product
+from device_golden import MEDIAN
+from product import ROOT
+
+SIMT = os.path.join(ROOT, "out", "simt")
+WORST = 3e-3          # any position; an ideal engine that rounds the same inputs to fp16 loses 1.5e-3 on such models
+FILES = 2 * (os.cpu_count() or 1)
+
+
+class Device:
+    """A model, its plan, and what the plan says of its launches."""
+
+    def __init__(self, spec, buckets, *args, flags=()):
+        self.spec, self.arch, self.buckets = spec, {"h200": 90, "orin_nano": 87}[spec], buckets
+        self.args = ("--merges", 0, *args)
+        self.flags = ("--spec", spec, "--nvrtc", os.path.join(SIMT, "libnvrtc_simt.so"),
+                      "--set", "buckets=" + ",".join(map(str, buckets)), *flags)
+
+    def make(self):
+        self.gguf = product.model(*self.args)
+        self.plan = product.plan(self.gguf, *self.flags)
+        self.oracle = oracle.Model(self.gguf)
+        self.n_vocab = len(self.oracle.g.kv["tokenizer.ggml.tokens"])
+        self.phases = read_phases(said("compile", self.gguf, "-q", *self.flags, "--emit", "plan-text"))
+        self.pieces = {p["name"]: p for p in json.loads(said("inspect", self.plan, "-o", "json"))["pieces"]}
+
+
+def said(*args):
+    r = product.run("jllmc", *args)
+    if r.rc:
+        raise AssertionError(str(r))
+    return r.text
+
+
+def read_phases(text):
+    """[(kind, n_tokens, [launch])] of a plan's text; a launch is a dict of its words."""
+    phases = []
+    for line in text.splitlines():
+        words = line.split()
+        if words[0] == "phase":
+            phases.append((words[2], int(words[3][2:]), []))
+        elif words[0].isdigit():
+            facts = dict(w.split("=", 1) for w in words[2:] if "=" in w)
+            facts["kernel"] = next(w for w in words if w.startswith("jk_"))
+            phases[-1][2].append(facts)
+    return phases
+
+
+LLAMA, QWEN3 = ("--arch", "llama"), ("--arch", "qwen3")
+MIX = ("--type", "q4_k", "--set", "attn_v=q6_k", "--set", "blk.1.ffn_down=q6_k", "--set", "blk.0.attn_k=q4_1", "--set", "blk.1.attn_q=f16",
+       "--set", "token_embd=q8_0", "--set", "blk.1.ffn_up=f32", "--set", "blk.0.attn_output=f32")
+
+
+def shape(embd, ffn, heads, kv_heads, head_dim, layers, vocab):
+    return ("--embd", embd, "--ffn", ffn, "--heads", heads, "--kv-heads", kv_heads, "--head-dim", head_dim, "--layers", layers, "--vocab", vocab)
+
+
+DEVICES = {
+    "q4_1": Device("h200", (8, 16, 24, 32, 40, 48, 64), *LLAMA, "--type", "q4_1", *shape(320, 352, 4, 4, 64, 1, 300)),
+    "q8_0": Device("orin_nano", (16, 48), *QWEN3, "--type", "q8_0", *shape(256, 416, 6, 2, 80, 1, 291)),
+    "q4_k": Device("h200", (24, 40), *LLAMA, "--type", "q4_k", "--tied", *shape(512, 768, 4, 1, 64, 1, 320)),
+    "q6_k": Device("orin_nano", (8, 32), *QWEN3, "--type", "q6_k", *shape(256, 512, 6, 1, 128, 1, 272)),
+    "f16": Device("h200", (8, 24), *LLAMA, "--type", "f16", "--tied", *shape(288, 320, 7, 1, 96, 1, 300)),
+    "f32": Device("orin_nano", (16, 64), *QWEN3, "--type", "f32", *shape(256, 288, 8, 1, 64, 1, 260)),
+    "mix": Device("h200", (8, 64), *LLAMA, *MIX, *shape(256, 512, 6, 2, 128, 2, 576)),
+    "launches": Device("orin_nano", (8,), *QWEN3, "--type", "q4_k", *shape(256, 256, 2, 1, 64, 1, 300), flags=("--set", "target.launch=plain")),
+}
+
+
+def compile_kernels():
+    """The library of all plans' kernels, checked ones."""
+    base = product.path("kernels/k")
+    subprocess.run(["/usr/bin/python3", os.path.join(ROOT, "tests/simt/plan_kernels.py"), base, str(FILES), *(d.plan for d in DEVICES.values())], check=True)
+
+    def one(i):
+        subprocess.run(["sh", "tests/simt/kernels.sh", "checked", f"{base}_{i}.cpp", f"{base}_{i}.o", "-g1", "-fPIC", "-fvisibility=hidden"], check=True, cwd=ROOT)
+        return f"{base}_{i}.o"
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(one, range(FILES)))
+    subprocess.run(["g++", "-shared", "-o", base + ".so", *objects], check=True)
+    return base + ".so"
+
+
+def setUpModule():
+    global KERNELS
+    for d in DEVICES.values():
+        d.make()
+    KERNELS = compile_kernels()
+
+
+def environment(device, seed=0, log=None):
+    return product.environment(JLLM_LIBCUDA=os.path.join(SIMT, "libcuda_simt.so"), JLLM_SIMT_KERNELS=KERNELS, JLLM_SIMT_SEED=seed,
+                               JLLM_SIMT_LOG=log, JLLM_FAKE_CUDA=f"arch={device.arch}")
+
+
+def prefill(ids):
+    return "p" + ",".join(map(str, ids))
+
+
+def geometry(planned):
+    """Of a launch in the plan's text: kernel, grid, block, shared bytes."""
+    grid = [int(planned["items"]), int(planned.get("grid_y", 1)), int(planned.get("grid_z", 1))]
+    return planned["kernel"], grid, int(planned["chunk"]), int(planned.get("shared", 0))
+
+
+class Emulated(product.Case):
+    def each(self, work):
+        """work(device) for all devices, on all cores."""
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            jobs = {name: pool.submit(work, device) for name, device in DEVICES.items()}
+        for name, job in jobs.items():
+            with self.subTest(name):
+                job.result()
+
+    def steps(self, device, words, seed=0, log=None):
+        """float32 [n, n_vocab]: logits after each prefill and decode (device_logits.c)."""
+        r = subprocess.run([os.path.join(product.OUT, "release/device_logits"), device.plan], input=" ".join(words).encode(), stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, env=environment(device, seed, log), timeout=600)
+        self.assertEqual((r.returncode, r.stderr.decode()), (0, ""))
+        return np.frombuffer(r.stdout, "<f4").reshape(-1, device.n_vocab)
+
+    def agree(self, device, words, rows, want, **how):
+        """Logits after `words` are those after so many tokens of the oracle's text."""
+        got = self.steps(device, words, **how)
+        self.assertEqual(got.shape, (len(rows), device.n_vocab))
+        self.assert_close(want[[n - 1 for n in rows]], got, WORST, f"after {rows} tokens")
+        self.assertLessEqual(np.median(oracle.relative_errors(want[[n - 1 for n in rows]], got)), MEDIAN)
+
+
+class Passes(Emulated):
+    def test_short_prompts(self):
+        """And two decode steps after each. What runs is the plan's phases, whole, in order; each of them ran; a matrix is read
+        once by each of its launches."""
+        def work(device):
+            lengths = sorted({1, 2, 5, 33, 70} | {n for b in device.buckets for n in (b - 1, b, b + 1)})
+            ids, words, rows, log = product.some_ids(80, device.n_vocab, 3), [], [], product.path(f"device/{id(device)}.log")
+            for n in lengths:
+                words += ["k0", prefill(ids[:n]), f"d{ids[n]}", f"d{ids[n + 1]}"]
+                rows += [n, n + 1, n + 2]
+            self.agree(device, words, rows, device.oracle.logits(ids), log=log)
+            with open(log, encoding="utf-8") as lines:
+                self.check_launches(device, [json.loads(line) for line in lines])
+
+        self.each(work)
+
+    def test_long_prompts(self):
+        """A prompt of several passes, decode steps across the seam between attention's splits of 256 positions, and a
+        second prompt from there."""
+        def work(device):
+            ids = product.some_ids(301, device.n_vocab, 4)
+            self.agree(device, [prefill(ids[:254]), *(f"d{i}" for i in ids[254:258]), prefill(ids[258:300]), f"d{ids[300]}"],
+                       [254, 255, 256, 257, 258, 300, 301], device.oracle.logits(ids))
+
+        self.each(work)
+
+    def test_forgotten_positions(self):
+        d = DEVICES["mix"]
+        ids, other = product.some_ids(21, d.n_vocab, 4), product.some_ids(11, d.n_vocab, 5)
+        got = self.steps(d, [prefill(ids[:20]), f"d{ids[20]}", "k9", prefill(other[:10]), f"d{other[10]}"])
+        self.assert_close(np.concatenate([d.oracle.logits(ids)[19:], d.oracle.logits(ids[:9] + other)[18:]]), got, WORST)
+
+    def test_every_position(self):
+        """jllm-run's own way: all rows of a prompt, as graphs and launch by launch."""
+        d, out = DEVICES["q4_1"], product.path("device/rows.npy")
+        ids = product.some_ids(70, d.n_vocab, 6)
+        for flags in ((), ("--single-launches",)):
+            with self.subTest(flags=flags):
+                r = self.ok(product.run("jllm-run", d.plan, "--tokens", ",".join(map(str, ids)), "--logits", out, *flags, env=environment(d)))
+                self.assertNotIn("simt:", r.err)
+                self.assert_close(d.oracle.logits(ids), np.load(out), WORST)
+
+    def test_orders(self):
+        """The same bits in another order of blocks, warps and lanes."""
+        def work(device):
+            ids = product.some_ids(41, device.n_vocab, 7)
+            words = [prefill(ids[:7]), prefill(ids[:40]), f"d{ids[40]}"]
+            first, second = (self.steps(device, words, seed).tobytes() for seed in (0, 1))
+            self.same_bytes(first, second)
+
+        self.each(work)
+
+    def check_launches(self, device, launches):
+        phases = device.phases
+        ran = {phases[i][:2] for i in self.phases_run(device, launches)}
+        # A decode step cannot be told from a prefill of one token and the head.
+        self.assertEqual(phases[-1][2], phases[0][2] + phases[-2][2])
+        self.assertEqual(ran - {("prefill", 1)}, {p[:2] for p in phases} - {("prefill", 1)})
+        for launch in launches:
+            self.check_bytes(device, launch)
+
+    def phases_run(self, device, launches):
+        """Indices of the phases that these launches are; each launch gets the plan's line of it."""
+        longest_first = sorted(range(len(device.phases)), key=lambda i: -len(device.phases[i][2]))
+        at = 0
+        while at < len(launches):
+            ran = [(x["kernel"], x["grid"], x["block"], x["shared"]) for x in launches[at:at + 1000]]
+            index = next((i for i in longest_first if ran[:len(device.phases[i][2])] == [geometry(x) for x in device.phases[i][2]]), None)
+            self.assertIsNotNone(index, f"launch {at}: no phase begins like {ran[:40]}")
+            for planned in device.phases[index][2]:
+                launches[at]["planned"], at = planned, at + 1
+            yield index
+
+    def check_bytes(self, device, launch):
+        """Each byte of the launch's matrices is asked for, and none twice. The plan counts them as they stand in the GGUF."""
+        planned = launch["planned"]
+        matrices = [p for p in map(device.pieces.get, planned.values()) if p and p["layout"] == "frag16"]
+        if not matrices or launch["kernel"].startswith("jk_embed"):
+            return
+        ranges = []
+        for p in sorted(matrices, key=lambda p: p["offset"]):
+            if ranges and ranges[-1][1] == p["offset"]:
+                ranges[-1][1] += p["bytes"]
+            else:
+                ranges.append([p["offset"], p["offset"] + p["bytes"]])
+        self.assertEqual((launch["kernel"], launch["bytes"], launch["ranges"]), (planned["kernel"], sum(p["bytes"] for p in matrices), ranges))
+        self.assertEqual(int(planned["bytes"]), sum(p["gguf_bytes"] for p in matrices), planned)
+
+
+class Selftest(Emulated):
+    def test_selftest(self):
+        def work(device):
+            r = self.ok(product.run("jllm-run", device.plan, "--selftest", env=environment(device), timeout=600))
+            self.assertRegex(r.text, r"selftest: \d+ checks passed, 0 failed")
+            self.assertNotIn("simt:", r.err)
+
+        self.each(work)
+
+
+if __name__ == "__main__":
+    product.main()
