@@ -24,6 +24,7 @@ _Static_assert(sizeof(struct kernel_step) == sizeof(struct plan_step), "plan_ste
 _Static_assert(offsetof(struct kernel_step, pos) == offsetof(struct plan_step, pos), "plan_step.cuh");
 _Static_assert(offsetof(struct kernel_step, row) == offsetof(struct plan_step, row), "plan_step.cuh");
 _Static_assert(offsetof(struct kernel_step, ids) == offsetof(struct plan_step, ids), "plan_step.cuh");
+_Static_assert(offsetof(struct kernel_step, counters) == offsetof(struct plan_step, counters), "plan_step.cuh");
 
 extern const struct simt_kernel simt_kernels_matrix[], simt_kernels_matrix1[], simt_kernels_rows[], simt_kernels_attention[];
 
@@ -97,8 +98,13 @@ static void launch(const struct simt_kernel *k, struct simt_grid grid, uint64_t 
 static struct plan_step *device_step(struct plan_step step) {
     struct plan_step *s = simt_alloc(sizeof *s, "step");
     *s = step;
-    simt_read_only(s);
     return s;
+}
+
+/* After a launch: nothing of the step has changed, so that its counters are zero again. */
+static void step_done(struct plan_step *s, struct plan_step before) {
+    assert_memory_equal(s, &before, sizeof before);
+    simt_free(s);
 }
 
 /* All kernels of a table made from one template. */
@@ -134,17 +140,36 @@ static struct simt_grid rope_grid(const struct simt_kernel *k) {
 static struct simt_grid embed_grid(const struct simt_kernel *k) {
     return (struct simt_grid){ .x = key(k, "n"), .y = 1, .z = 1, .block = 256 };
 }
-/* wm x wk warps, each with rt row tiles; sums of all wk warps of a row meet in shared memory. */
-static struct simt_grid matrix_grid(const struct simt_kernel *k, unsigned items) {
-    unsigned n = key(k, "n"), rows = key(k, "wm") * key(k, "rt") * 16, pitch = n == 1 ? rows : rows + 4;
-    return (struct simt_grid){ .x = items, .y = 1, .z = 1, .block = key(k, "wm") * key(k, "wk") * 32,
-                               .shared_bytes = key(k, "wk") * n * pitch * 4 };
+/* What many.cuh keeps of a step of K: bytes of a row tile, blocks of 32 columns, whether their sums. */
+static size_t place_bytes(const struct simt_kernel *k, const char *quant) {
+    static const struct { const char *quant; unsigned tile, blocks, sums; } steps[] = {
+        { "f32", 4096, 2, 0 }, { "f16", 4096, 4, 0 }, { "q4_1", 2560, 8, 1 }, { "q8_0", 4352, 8, 0 }, { "q4_k", 2368, 8, 1 }, { "q6_k", 3360, 8, 0 },
+    };
+    unsigned n = key(k, "n"), i = 0;
+    while (i < 6 && strcmp(steps[i].quant, quant)) i++;
+    return i == 6 ? 0 : (size_t)key(k, "wm") * key(k, "rt") * steps[i].tile + steps[i].blocks * (n * 64 + steps[i].sums * (n + 4) * 4);
 }
-static struct simt_grid matmul_grid(const struct simt_kernel *k) {
-    return matrix_grid(k, ceil_div(key(k, "m"), key(k, "wm") * key(k, "rt") * 16));
+static unsigned block_rows(const struct simt_kernel *k) { return key(k, "wm") * key(k, "rt") * 16; }
+/* wm x wk warps, each with rt row tiles; sums of all wk warps of a row meet in shared memory, where before the steps of K were. */
+static struct simt_grid matrix_grid(const struct simt_kernel *k, unsigned groups) {
+    static const char *const quants[] = { "quant", "quant_k", "quant_v" };
+    unsigned n = key(k, "n"), pitch = block_rows(k) + (n > 1 ? 4 : 0), splits = key(k, "splits");
+    size_t shared = (size_t)key(k, "wk") * n * pitch * 4;
+    for (unsigned i = 0; i < 3 && n > 8; i++) {
+        size_t places = key(k, "stages") * key(k, "wk") * place_bytes(k, simt_string(k, quants[i]));
+        shared = shared > places ? shared : places;
+    }
+    return (struct simt_grid){ .x = groups, .y = splits ? splits : 1, .z = 1, .block = key(k, "wm") * key(k, "wk") * 32,
+                               .shared_bytes = (unsigned)shared };
 }
-static struct simt_grid gate_up_grid(const struct simt_kernel *k) {
-    return matrix_grid(k, ceil_div(key(k, "m"), key(k, "wm") * key(k, "rt") * 8));
+static struct simt_grid matmul_grid(const struct simt_kernel *k) { return matrix_grid(k, ceil_div(key(k, "m"), block_rows(k))); }
+static struct simt_grid gate_up_grid(const struct simt_kernel *k) { return matrix_grid(k, ceil_div(key(k, "m"), block_rows(k) / 2)); }
+static struct simt_grid qkv_grid(const struct simt_kernel *k) {
+    return matrix_grid(k, ceil_div(key(k, "m"), block_rows(k)) + 2 * ceil_div(key(k, "m_kv"), block_rows(k)));
+}
+/* Sums of the parts of K of all groups of rows. */
+static void *device_parts(const struct simt_kernel *k, struct simt_grid grid) {
+    return simt_alloc((size_t)grid.x * grid.y * key(k, "n") * block_rows(k) * 4, "parts");
 }
 static struct simt_grid attention_grid(const struct simt_kernel *k) {
     return (struct simt_grid){ .x = ceil_div(key(k, "n") * (key(k, "n_head") / key(k, "n_head_kv")), 16), .y = key(k, "n_head_kv"),
@@ -269,6 +294,8 @@ static double *product(const double *w, const void *x, size_t m, size_t k, size_
     return y;
 }
 
+static unsigned same_bits_seen;
+
 struct matrix { enum quant q; unsigned m, k, n, residual; void *x; uint8_t *w[2]; double *want[2]; };
 
 static double rms(const double *w, size_t n) {
@@ -299,9 +326,13 @@ static void matrix_close(struct matrix *c) {
 }
 
 static void matmul_run(const struct simt_kernel *kernel, const struct matrix *c, unsigned n, uint64_t seed, float *out) {
-    struct plan_step *step = device_step((struct plan_step){ .n_tokens = n });
-    launch(kernel, matmul_grid(kernel), seed, (void *[]){ c->x, c->w[0], out, step });
-    simt_free(step);
+    const struct plan_step before = { .n_tokens = n };
+    struct plan_step *step = device_step(before);
+    struct simt_grid grid = matmul_grid(kernel);
+    void *parts = device_parts(kernel, grid);
+    launch(kernel, grid, seed, (void *[]){ c->x, c->w[0], out, parts, step });
+    step_done(step, before);
+    simt_free(parts);
 }
 
 static void matmul_check(const struct simt_kernel *kernel, const struct matrix *c, unsigned n, uint64_t seed) {
@@ -336,7 +367,7 @@ static void check_matmul(const struct simt_kernel *kernel) {
 }
 
 static void test_matmul(void **state) { (void)state; each(simt_kernels_matrix, "matmul", check_matmul); }
-static void test_matmul_one_token(void **state) { (void)state; each(simt_kernels_matrix1, "matmul", check_matmul); }
+static void test_matmul_few_tokens(void **state) { (void)state; each(simt_kernels_matrix1, "matmul", check_matmul); }
 
 static double silu(double x) { return x / (1 + exp(-x)); }
 
@@ -344,10 +375,14 @@ static void gate_up_check(const struct simt_kernel *kernel, const struct matrix 
     double *want = malloc((size_t)n * c->m * sizeof *want);
     for (size_t i = 0; i < (size_t)n * c->m; i++) want[i] = silu(c->want[0][i]) * c->want[1][i];
     uint8_t *out = simt_alloc(x16_bytes(c->n, c->m), "out");
-    struct plan_step *step = device_step((struct plan_step){ .n_tokens = n });
-    launch(kernel, gate_up_grid(kernel), seed, (void *[]){ c->x, c->w[0], c->w[1], out, step });
+    const struct plan_step before = { .n_tokens = n };
+    struct plan_step *step = device_step(before);
+    struct simt_grid grid = gate_up_grid(kernel);
+    void *parts = device_parts(kernel, grid);
+    launch(kernel, grid, seed, (void *[]){ c->x, c->w[0], c->w[1], out, parts, step });
     assert_x16(out, c->n, c->m, n, want, 2e-5);
-    simt_free(step);
+    step_done(step, before);
+    simt_free(parts);
     simt_free(out);
     free(want);
 }
@@ -361,7 +396,92 @@ static void check_gate_up(const struct simt_kernel *kernel) {
 }
 
 static void test_gate_up(void **state) { (void)state; each(simt_kernels_matrix, "gate_up", check_gate_up); }
-static void test_gate_up_one_token(void **state) { (void)state; each(simt_kernels_matrix1, "gate_up", check_gate_up); }
+static void test_gate_up_few_tokens(void **state) { (void)state; each(simt_kernels_matrix1, "gate_up", check_gate_up); }
+
+/* --- q, k and v -------------------------------------------------------------------------------------- */
+
+struct qkv_case { unsigned n, k, rows[3]; void *x; uint8_t *w[3]; double *want[3]; };
+
+static void qkv_open(struct qkv_case *c, const struct simt_kernel *kernel) {
+    static const char *const quants[] = { "quant", "quant_k", "quant_v" };
+    *c = (struct qkv_case){ .n = key(kernel, "n"), .k = key(kernel, "k"), .rows = { key(kernel, "m"), key(kernel, "m_kv"), key(kernel, "m_kv") } };
+    c->x = x16_random(c->n, c->k, seed_next += 100000, 1);
+    for (unsigned i = 0; i < 3; i++) {
+        enum quant q = 0;
+        while (strcmp(quant_formats[q].name, simt_string(kernel, quants[i]))) q++;
+        uint8_t *tensor = random_tensor(q, c->rows[i], c->k);
+        double *w = decoded(q, tensor, (size_t)c->rows[i] * c->k);
+        c->w[i] = packed(q, tensor, c->rows[i], c->k);
+        c->want[i] = product(w, c->x, c->rows[i], c->k, c->n);
+        free(w);
+        free(tensor);
+    }
+}
+
+static void qkv_check(const struct simt_kernel *kernel, const struct qkv_case *c, unsigned n, uint64_t seed) {
+    const struct plan_step before = { .n_tokens = n };
+    struct plan_step *step = device_step(before);
+    struct simt_grid grid = qkv_grid(kernel);
+    void *parts = device_parts(kernel, grid);
+    float *out[3];
+    for (unsigned i = 0; i < 3; i++) out[i] = simt_alloc((size_t)c->n * c->rows[i] * sizeof *out[i], "out");
+    launch(kernel, grid, seed, (void *[]){ c->x, c->w[0], c->w[1], c->w[2], out[0], out[1], out[2], parts, step });
+    for (unsigned i = 0; i < 3; i++) {
+        unsigned m = c->rows[i];
+        for (unsigned t = 0; t < n; t++) assert_near(out[i] + (size_t)t * m, c->want[i] + (size_t)t * m, m, 2e-5);
+        assert_poison(out[i] + (size_t)n * m, (size_t)(c->n - n) * m * sizeof *out[i]);
+        simt_free(out[i]);
+    }
+    step_done(step, before);
+    simt_free(parts);
+}
+
+static void check_qkv(const struct simt_kernel *kernel) {
+    struct qkv_case c;
+    qkv_open(&c, kernel);
+    for (unsigned n = bucket_first(c.n); n <= c.n; n += 1 + below(3)) qkv_check(kernel, &c, n, n % 3);
+    qkv_check(kernel, &c, c.n, 0);
+    simt_free(c.x);
+    for (unsigned i = 0; i < 3; i++) simt_free(c.w[i]), free(c.want[i]);
+}
+
+static void test_qkv(void **state) { (void)state; each(simt_kernels_matrix, "qkv", check_qkv); }
+static void test_qkv_few_tokens(void **state) { (void)state; each(simt_kernels_matrix1, "qkv", check_qkv); }
+
+/* A token has the same bits alone and in a bucket of 8. */
+static void check_same_bits(const struct simt_kernel *one) {
+    const struct simt_kernel *eight = NULL;
+    struct matrix c;
+    if (key(one, "n") != 1) return;
+    for (const struct simt_kernel *k = one + 1; k->source && !eight; k++)
+        if (!strcmp(k->source, "matmul") && key(k, "n") == 8 && key(k, "m") == key(one, "m") && key(k, "k") == key(one, "k") &&
+            key(k, "residual") == 0 && !strcmp(simt_string(k, "quant"), simt_string(one, "quant")))
+            eight = k;
+    if (!eight || key(one, "residual")) return;
+    matrix_open(&c, eight, 1);
+    float *all = simt_alloc(8 * (size_t)c.m * sizeof *all, "out"), *alone = simt_alloc(c.m * sizeof *alone, "out");
+    uint8_t *x8 = c.x;
+    matmul_run(eight, &c, 8, 0, all);
+    for (unsigned t = 0; t < 8; t++) {
+        uint8_t *x1 = c.x = simt_alloc(x16_bytes(1, c.k), "x16");
+        memset(x1, 0, x16_bytes(1, c.k));
+        for (unsigned k = 0; k < c.k; k++) memcpy(x1 + 2 * x16_place(1, 0, k), x8 + 2 * x16_place(8, t, k), 2);
+        for (unsigned b = 0; b < c.k / 32; b++) memcpy(x1 + x16_sums_at(1, c.k) + b * 4, x8 + x16_sums_at(8, c.k) + (b * 8 + t) * 4, 4);
+        matmul_run(one, &c, 1, t, alone);
+        assert_memory_equal(alone, all + (size_t)t * c.m, c.m * sizeof *alone);
+        simt_free(x1);
+    }
+    c.x = x8;
+    same_bits_seen++;
+    simt_free(all), simt_free(alone);
+    matrix_close(&c);
+}
+
+static void test_same_bits(void **state) {
+    (void)state;
+    each(simt_kernels_matrix1, "matmul", check_same_bits);
+    assert_true(same_bits_seen > 0);
+}
 
 /* --- per token ------------------------------------------------------------------------------------- */
 
@@ -591,14 +711,20 @@ static const struct simt_kernel *combine_of(const struct simt_kernel *attention)
     return NULL;
 }
 
+/* Attention and the joining of its splits: one kernel, or two. */
 static void attention_run(const struct simt_kernel *kernel, const struct attention_case *c, uint64_t seed, uint8_t *out) {
-    const struct simt_kernel *combine = combine_of(kernel);
-    struct plan_step *step = device_step((struct plan_step){ .n_tokens = c->n, .pos = c->pos });
+    const struct plan_step before = { .n_tokens = c->n, .pos = c->pos };
+    struct plan_step *step = device_step(before);
     void *part = simt_alloc(part_bytes(kernel), "part");
-    launch(kernel, attention_grid(kernel), seed, (void *[]){ c->q, c->k, c->v, part, step });
-    launch(combine, combine_grid(combine), seed, (void *[]){ part, out, step });
+    if (key(kernel, "join")) {
+        launch(kernel, attention_grid(kernel), seed, (void *[]){ c->q, c->k, c->v, part, out, step });
+    } else {
+        const struct simt_kernel *combine = combine_of(kernel);
+        launch(kernel, attention_grid(kernel), seed, (void *[]){ c->q, c->k, c->v, part, step });
+        launch(combine, combine_grid(combine), seed, (void *[]){ part, out, step });
+    }
     simt_free(part);
-    simt_free(step);
+    step_done(step, before);
 }
 
 static void attention_check(const struct simt_kernel *kernel, unsigned n, unsigned context, float amplitude) {
@@ -635,13 +761,15 @@ static void check_attention(const struct simt_kernel *kernel) {
 }
 
 static void test_attention(void **state) { (void)state; each(simt_kernels_attention, "attention", check_attention); }
+static void test_attention_part(void **state) { (void)state; each(simt_kernels_attention, "attention_part", check_attention); }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_embed), cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_act_mul),
         cmocka_unit_test(test_rope_store), cmocka_unit_test(test_rope_store_qknorm), cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_matmul_one_token), cmocka_unit_test(test_matmul), cmocka_unit_test(test_gate_up_one_token),
-        cmocka_unit_test(test_gate_up),
+        cmocka_unit_test(test_matmul_few_tokens), cmocka_unit_test(test_matmul), cmocka_unit_test(test_gate_up_few_tokens),
+        cmocka_unit_test(test_gate_up), cmocka_unit_test(test_qkv_few_tokens), cmocka_unit_test(test_qkv), cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_attention_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
