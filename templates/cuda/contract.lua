@@ -196,6 +196,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
         wm, rt, parts = matrices, matrices, 1
         wk = key.quant == "f32" and 8 // wm or k_warps(slices, 10 // wm)
         blocks = (n == 1 and key.quant ~= "f32") and 2 or 1
+        if n == 8 and key.quant == "f32" then wm, rt = wm * rt, 1 end   -- fewer registers
     else
         way, parts = cut(all_tiles, ceil_div(key.k, 32 * steps[key.quant].blocks))
         wm, wk, rt, blocks = way.wm, way.k_groups, way.rt, way.two and 2 or 1
@@ -216,7 +217,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local room = target.smem_kib > 0 and target.smem_kib * 1024 - 1024 or 98304    -- a block's static share is less than 1 KiB
     if n > 8 and p.m_warps == 0 and p.row_tiles == 0 then
         for _, f in ipairs(way.two and many_shapes or few_shapes) do
-            if f[2] <= way.rt and (way.two or f[1] <= way.wm) and (matrices == 1 or f[1] * f[2] % 4 == 0) then
+            if f[2] <= (key.quant == "f32" and 1 or way.rt) and (way.two or f[1] <= way.wm) and (matrices == 1 or f[1] * f[2] % 4 == 0) then
                 wm, rt, blocks = f[1], f[2], f[3]
                 if blocks * shared_bytes() <= room then break end
             end

@@ -221,54 +221,58 @@ template <class Q>
 DEV void step_run(const u8 *place, const u32 (&tile)[JT_RT], u32 n_blocks, u32 lane, tile_sums &acc) {
     typedef stage<Q> S;
     const u8 *w = place, *x = place + S::X + lane * 16;
+    // Products that start from zero have no order: many of them without a jump, and ptxas spills.
+    constexpr u32 STRIP = scaling<Q>::kind == PER_STEP ? S::PAIRS : 1;
     typename Q::pair raw[JT_RT];
-    typename Q::meta meta[JT_RT];   // of the step
-    pair_scales s[2][JT_RT];        // of a pair
+    typename Q::meta meta[JT_RT];                   // of the step
+    pair_scales s[JT_RT], next_s[JT_RT];            // of a pair
     u32 a[2][JT_RT][2][4];
     uint4 xb[2][G];
     tile_sums c = {};
-    auto load_pair = [&](u32 p) {
+    auto load_pair = [&](u32 p, pair_scales (&to)[JT_RT]) {
 #pragma unroll
         for (int i = 0; i < JT_RT; i++) {
             typename Q::meta of_pair;
             weights_load(raw[i], shared_bytes{w + tile[i] * S::TILE}, p, lane);
             weights_load(of_pair, shared_bytes{w + tile[i] * S::TILE}, 0u, S::PAIRS, (lane & 28) + p);
-            s[p % 2][i] = scales_of(of_pair);
+            to[i] = scales_of(of_pair);
         }
     };
-    auto decode = [&](u32 b) {
+    auto decode = [&](int b, const pair_scales (&scales)[JT_RT]) {
 #pragma unroll
-        for (int i = 0; i < JT_RT; i++) weights_decode(raw[i], s[b / 2 % 2][i], b % 2, a[b % 2][i]);
+        for (int i = 0; i < JT_RT; i++) weights_decode(raw[i], scales[i], b, a[b][i]);
     };
-    auto load_x = [&](u32 b, u32 gr) {
+    auto load_x = [&](u32 block, u32 gr, uint4 (&to)[G]) {
 #pragma unroll
         for (u32 n = 0; n < G; n++)
-            if (gr * G + n < N8) xb[(b * GROUPS + gr) % 2][n] = *reinterpret_cast<const uint4 *>(x + (b * N8 + gr * G + n) * 512);
+            if (gr * G + n < N8) to[n] = *reinterpret_cast<const uint4 *>(x + (block * N8 + gr * G + n) * 512);
     };
 #pragma unroll
     for (int i = 0; i < JT_RT; i++) weights_load(meta[i], shared_bytes{w + tile[i] * S::TILE}, 0u, (n_blocks + 1) / 2, lane);
-    load_pair(0);
-    load_x(0, 0);
-    decode(0);
+    load_pair(0, s);
+    load_x(0, 0, xb[0]);
+    decode(0, s);
+#pragma unroll(STRIP)
+    for (u32 p = 0; p < S::PAIRS; p++) {
 #pragma unroll
-    for (u32 b = 0; b < S::BLOCKS; b++) {
-        if (!WHOLE && b >= n_blocks) continue;
-        const bool more = b + 1 < S::BLOCKS && (WHOLE || b + 1 < n_blocks);
+        for (int b = 0; b < 2; b++) {
+            const u32 block = 2 * p + b;
+            if (!WHOLE && block >= n_blocks) continue;
+            const bool more = block + 1 < S::BLOCKS && (WHOLE || block + 1 < n_blocks);
 #pragma unroll
-        for (u32 gr = 0; gr < GROUPS; gr++) {
-            if (gr + 1 < GROUPS) load_x(b, gr + 1);
-            else if (more) load_x(b + 1, 0);
-            block_mma<Q>(meta, s[b / 2 % 2], a[b % 2], xb[(b * GROUPS + gr) % 2], gr, b % 2, b == 0, c, acc);
-            low_mma(raw, xb[(b * GROUPS + gr) % 2], gr, b % 2, acc);
-            if (gr == 0 && GROUPS > 1 && more) {
-                if (b % 2) load_pair(b / 2 + 1);
-                decode(b + 1);
+            for (u32 gr = 0; gr < GROUPS; gr++) {
+                const u32 turn = (b * GROUPS + gr) % 2;
+                if (gr + 1 < GROUPS) load_x(block, gr + 1, xb[1 - turn]);
+                else if (more) load_x(block + 1, 0, xb[1 - turn]);
+                block_mma<Q>(meta, s, a[b], xb[turn], gr, b, block == 0, c, acc);
+                low_mma(raw, xb[turn], gr, b, acc);
+                if (gr > 0 || !more) continue;
+                if (b) load_pair(p + 1, next_s);
+                decode(1 - b, b ? next_s : s);
             }
         }
-        if (GROUPS == 1 && more) {
-            if (b % 2) load_pair(b / 2 + 1);
-            decode(b + 1);
-        }
+#pragma unroll
+        for (int i = 0; i < JT_RT; i++) s[i] = next_s[i];
     }
     if (scaling<Q>::mins) add_mins<Q>(meta, place, n_blocks, lane, acc);
     if (scaling<Q>::kind == PER_STEP) {
@@ -381,7 +385,9 @@ template <class Q>
 DEV bool block_run(const block_tiles &tiles, const void *x16, float *shared, float *parts, const plan_step *step, u32 group) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = warp % JT_WM, k = warp / JT_WM;
     constexpr u32 STEPS = stage<Q>::STEPS;
-    const u32 first = JT_SPLITS == 1 ? 0 : STEPS * blockIdx.y / JT_SPLITS, end = JT_SPLITS == 1 ? STEPS : STEPS * (blockIdx.y + 1) / JT_SPLITS;
+    const u32 first = JT_SPLITS == 1 ? 0 : STEPS * blockIdx.y / JT_SPLITS;
+    // Through a shuffle, so that the loop stays one where a part has a single step: ptxas would spill to start all of it at once.
+    const u32 end = shfl(JT_SPLITS == 1 ? STEPS : STEPS * (blockIdx.y + 1) / JT_SPLITS, 0);
     grid_dependency_launch();
     tile_sums acc = {};
     steps_run<Q>(tiles, x16, reinterpret_cast<u8 *>(shared), first, end, acc);
