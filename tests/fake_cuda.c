@@ -63,6 +63,8 @@ struct object {
     int shared_max;             /* module: its kernel's dynamic shared memory */
     bool capturing;             /* stream */
     int pending;                /* event: marks in the queue */
+    bool timed;                 /* event */
+    double at_us;               /* event: when it was reached last */
     struct op *ops;             /* graph, replay */
     size_t n_ops;
 };
@@ -73,6 +75,7 @@ static struct op *queue;
 static size_t n_queue;
 static struct object *captured;            /* the graph that a stream is recording */
 static uint64_t used_bytes;
+static double clock_us;                    /* a kernel takes 10, whatever it does, and 1 for each item */
 static long fail_at, die_at;
 static int fail_error;
 static struct { int init, devices, arch, driver, memory_mib, integrated, vmm; } machine;
@@ -205,6 +208,7 @@ static void kernel_run(const struct op *op) {
         if (!(args[i] = resolve(op->kernel->name, op->args[i], 1))) return;
     op->kernel->run(args, args[op->kernel->n_args], 0, op->items);
     report.kernels++;
+    clock_us += 10 + op->items;
 }
 
 static void zero(uint8_t *p, uint64_t bytes) {
@@ -222,7 +226,7 @@ static void op_run(const struct op *op) {
     case OP_TO_HOST: memcpy(op->host, device, op->bytes); report.to_host_bytes += op->bytes; break;
     case OP_FILL: op->value ? (void)memset(device, op->value, op->bytes) : zero(device, op->bytes); break;
     case OP_KERNEL: kernel_run(op); break;
-    case OP_MARK: op->event->pending--; break;
+    case OP_MARK: op->event->pending--, op->event->at_us = clock_us; break;
     }
 }
 
@@ -295,6 +299,7 @@ API(cuDeviceGetName, char *name, int bytes, int device) {
 API(cuDeviceGetAttribute, int *value, int attribute, int device) {
     ENTER(false);
     switch (attribute) {
+    case 16: *value = 8; break;
     case 18: *value = machine.integrated; break;
     case 36: *value = 1000000; break;
     case 37: *value = 256; break;
@@ -593,7 +598,8 @@ API(cuStreamEndCapture, struct object *stream, struct object **graph) {
 API(cuEventCreate, struct object **event, unsigned flags) {
     ENTER(true);
     *event = object_new(FAKE_EVENT);
-    return flags == 2 ? OK : misuse(__func__, "an event with timing");
+    (*event)->timed = !flags;
+    return !(flags & ~2u) ? OK : misuse(__func__, "flags");
 }
 
 API(cuEventDestroy_v2, struct object *event) { return object_destroy(__func__, event, FAKE_EVENT); }
@@ -610,6 +616,15 @@ API(cuEventSynchronize, struct object *event) {
     ENTER(true);
     if (!object_find(event, FAKE_EVENT)) return misuse(__func__, "not an event");
     queue_run(event, SIZE_MAX);
+    return OK;
+}
+
+API(cuEventElapsedTime, float *ms, struct object *from, struct object *to) {
+    ENTER(true);
+    if (!object_find(from, FAKE_EVENT) || !object_find(to, FAKE_EVENT) || !from->timed || !to->timed)
+        return misuse(__func__, "not events with timing");
+    if (from->pending || to->pending) return NOT_READY;
+    *ms = (float)(1e-3 * (to->at_us - from->at_us));
     return OK;
 }
 

@@ -300,6 +300,47 @@ static void test_one_step_ahead(void **state) {
     jllm_close(plan);
 }
 
+/* The fake's clock is exact: 10 a kernel and 1 an item. */
+static void times_all(const struct jllm_options *o, uint64_t features) {
+    struct jllm_error e = {0};
+    struct jllm_plan *plan = open_tiny(o, features);
+    struct jllm_session *s = new_session(plan);
+    size_t bytes;
+    const struct plan_launch *l = jllm_plan_section(plan, PLAN_LAUNCHES, &bytes);
+    const struct plan_phase *p = jllm_plan_section(plan, PLAN_PHASES, &bytes);
+    uint32_t list[150];
+    double us[3 * 150], sum = 0;
+    p += TINY_PHASE_16;
+    ASSERT_OK(jllm_prefill(s, prompt, 7, &e));
+    for (uint32_t i = 0; i < 150; i++) {
+        list[i] = p->first_launch + i % p->n_launches;
+        sum += 10 + l[list[i]].items;
+    }
+    ASSERT_OK(jllm_time(s, list, 150, false, 3, us, &e));
+    for (uint32_t i = 0; i < 150; i++) assert_true(fabs(us[i] - 10 - l[list[i]].items) < 1e-3);
+    ASSERT_OK(jllm_time(s, list, 150, true, 2, us, &e));
+    assert_true(fabs(us[0] - sum) < 1e-2);
+    assert_null(jllm_logits(s));
+    assert_int_equal(jllm_position(s), 7);
+    ASSERT_OK(jllm_decode(s, prompt[7], &e));
+    expect_logits(s, 8);
+    list[1] = 0;
+    assert_false(jllm_time(s, list, 2, true, 1, us, &e) || jllm_time(s, list, 0, true, 1, us, &e) ||
+                 jllm_time(s, list, 1, true, 0, us, &e));
+    expect_sentence(&e, JLLM_BAD_USE, "one phase's launches");
+    expect_logits(s, 8);
+    jllm_session_free(s);
+    jllm_close(plan);
+    expect_clean();
+}
+
+static void test_times(void **state) {
+    (void)state;
+    times_all(NULL, 0);
+    times_all(NULL, PLAN_CUDA_LAUNCHES);
+    times_all(&(struct jllm_options){.single_launches = true}, 0);
+}
+
 /* A decode phase without a choice ends in a sentence, not in waiting. */
 static void test_no_choice(void **state) {
     (void)state;
@@ -429,6 +470,7 @@ static void test_info(void **state) {
     assert_string_equal(info->device, "cuda");
     assert_string_equal(info->device_name, "Fake GPU");
     assert_true(info->peak_gbps == 64);
+    assert_int_equal(info->n_units, 8);
     jllm_close(plan);
     expect_clean();
 }
@@ -642,6 +684,9 @@ static bool whole_life(const struct jllm_options *o, const char *path, struct jl
     size_t n_tokens = 0;
     ok = ok && jllm_generate(s, 1, 4, NULL, 0, count_token, &n_tokens, first) && jllm_candidates(s, list, 4, first);
     if (ok) assert_int_equal(n_tokens, 4);
+    const uint32_t launches[2] = {0, 2};
+    double us[2];
+    ok = ok && jllm_time(s, launches, 2, false, 1, us, first) && jllm_time(s, launches, 2, true, 1, us, first);
     if (s && !ok) {
         jllm_reset(s, 0);
         assert_false(jllm_prefill(s, prompt, 3, &later));
@@ -849,6 +894,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_as_on_a_cpu),      TEST(test_rows_and_sessions), TEST(test_logits_are_fetched_on_demand),
         TEST(test_generate),         TEST(test_one_step_ahead),    TEST(test_no_choice),
+        TEST(test_times),
         TEST(test_not_finite),       TEST(test_selftest),          TEST(test_nothing_is_allocated),
         TEST(test_info),             TEST(test_large),             TEST(test_memory_is_asked_first),
         TEST(test_no_driver),        TEST(test_no_device),         TEST(test_architectures),
