@@ -505,7 +505,8 @@ static const char *feeds_name(const struct gguf_tensor *t) { return t ? quant_fi
 
 static void value_pin(struct lowering *lo, enum graph_value which, const char *name, uint64_t rows, uint64_t cols,
                       enum plan_dtype t) {
-    struct value *v = &lo->p->values[lo->value[which] = value_new(lo, name, rows, cols)];
+    lo->value[which] = value_new(lo, name, rows, cols);   /* which may move the values */
+    struct value *v = &lo->p->values[lo->value[which]];
     v->pinned = true;
     value_type(lo->lua, v, t);
 }

@@ -53,7 +53,7 @@ struct cu_access { struct cu_location location; int flags; };
 
 enum { CU_OUT_OF_MEMORY = 2, CU_NOT_READY = 600 };
 enum cu_attribute {             /* of a device */
-    CU_INTEGRATED = 18, CU_MEMORY_KHZ = 36, CU_BUS_BITS = 37, CU_MAJOR = 75, CU_MINOR = 76,
+    CU_UNITS = 16, CU_INTEGRATED = 18, CU_MEMORY_KHZ = 36, CU_BUS_BITS = 37, CU_MAJOR = 75, CU_MINOR = 76,
     CU_SHARED_OPTIN = 97, CU_MAPPING = 102
 };
 enum { CU_FUNC_THREADS = 0, CU_FUNC_SHARED = 1, CU_FUNC_DYNAMIC = 8 };   /* of a function */
@@ -106,6 +106,7 @@ enum { CU_PINNED = 1, CU_DEVICE = 1, CU_READ_WRITE = 3, CU_NON_BLOCKING = 1, CU_
     X(cuEventDestroy_v2, cu_event)                                                              \
     X(cuEventRecord, cu_event, cu_stream)                                                       \
     X(cuEventSynchronize, cu_event)                                                             \
+    X(cuEventElapsedTime, float *, cu_event, cu_event)                                          \
     X(cuGraphInstantiateWithFlags, cu_replay *, cu_graph, cu_flags)                             \
     X(cuGraphUpload, cu_replay, cu_stream)                                                      \
     X(cuGraphLaunch, cu_replay, cu_stream)                                                      \
@@ -140,7 +141,7 @@ struct cuda_state {
     cu_context context;
     cu_stream stream;
     char name[96];
-    int arch, shared_max;
+    int arch, shared_max, n_units;
     bool integrated, can_map;
     bool graphs;                    /* phases are replayed as graphs, else launch by launch */
     bool single;                    /* and each launch is waited for */
@@ -237,7 +238,7 @@ static bool find_device(struct cuda_state *s, struct jllm_error *e) {
         !ATTRIBUTE(&major, CU_MAJOR) || !ATTRIBUTE(&minor, CU_MINOR) ||
         !ATTRIBUTE(&integrated, CU_INTEGRATED) || !ATTRIBUTE(&mapping, CU_MAPPING) ||
         !ATTRIBUTE(&s->shared_max, CU_SHARED_OPTIN) || !ATTRIBUTE(&khz, CU_MEMORY_KHZ) ||
-        !ATTRIBUTE(&bits, CU_BUS_BITS))
+        !ATTRIBUTE(&bits, CU_BUS_BITS) || !ATTRIBUTE(&s->n_units, CU_UNITS))
         return false;
     s->arch = 10 * major + minor;
     s->overlap = major >= 9 && !s->single;
@@ -546,6 +547,7 @@ static void cuda_describe(const void *state, struct jllm_info *info) {
     info->device_name = s->name;
     info->n_threads = 1;
     info->peak_gbps = s->peak_gbps;
+    info->n_units = (uint32_t)s->n_units;
 }
 
 /* ---- a session ---- */
@@ -566,20 +568,21 @@ static bool launch(struct cuda_context *c, uint32_t i, struct jllm_error *e) {
            (!s->single || CALL(cuStreamSynchronize, s->stream));
 }
 
-static bool launch_range(struct cuda_context *c, uint32_t first, uint32_t n,
-                         struct jllm_error *e) {
-    for (uint32_t i = first; i < first + n; i++)
-        if (!launch(c, i, e)) return false;
+/* Launches of a list, or n from `first` on. */
+static bool launch_some(struct cuda_context *c, const uint32_t *list, uint32_t first, uint32_t n,
+                        struct jllm_error *e) {
+    for (uint32_t i = 0; i < n; i++)
+        if (!launch(c, list ? list[i] : first + i, e)) return false;
     return true;
 }
 
-/* Addresses are constants, so a phase is captured once and replayed as it is. */
-static bool capture_phase(struct cuda_context *c, const struct plan_phase *p, cu_replay *replay,
-                          struct jllm_error *e) {
+/* Addresses are constants, so launches are captured once and replayed as they are. */
+static bool capture(struct cuda_context *c, const uint32_t *list, uint32_t first, uint32_t n,
+                    cu_replay *replay, struct jllm_error *e) {
     struct cuda_state *s = c->state;
     cu_graph graph = NULL;
     if (!CALL(cuStreamBeginCapture_v2, s->stream, CU_THIS_THREAD)) return false;
-    bool ok = launch_range(c, p->first_launch, p->n_launches, e);
+    bool ok = launch_some(c, list, first, n, e);
     now_doing(s, "making graphs", "");
     if (ok) ok = CALL(cuStreamEndCapture, s->stream, &graph);
     else s->cu.cuStreamEndCapture(s->stream, &graph);
@@ -592,7 +595,7 @@ static bool capture_phase(struct cuda_context *c, const struct plan_phase *p, cu
 static bool capture_phases(struct cuda_context *c, struct jllm_error *e) {
     const struct plan_view *v = c->state->view;
     for (uint32_t i = 0; c->state->graphs && i < v->n_phases; i++)
-        if (!capture_phase(c, &v->phases[i], &c->replays[i], e)) return false;
+        if (!capture(c, NULL, v->phases[i].first_launch, v->phases[i].n_launches, &c->replays[i], e)) return false;
     return true;
 }
 
@@ -705,7 +708,7 @@ static bool enqueue(struct cuda_context *c, const struct plan_step *step, uint32
     cu_replay replay = find_replay(c, first, n);
     now_doing(s, "running a phase", "");
     bool ok = (!step || step_upload(c, step, e)) &&
-              (replay ? CALL(cuGraphLaunch, replay, s->stream) : launch_range(c, first, n, e));
+              (replay ? CALL(cuGraphLaunch, replay, s->stream) : launch_some(c, NULL, first, n, e));
     c->serial++;
     return ok;
 }
@@ -763,6 +766,65 @@ static bool cuda_take(void *context, int32_t *id, struct jllm_error *e) {
     return cuda_leave(s, false);
 }
 
+/* ---- times ---- */
+
+enum { MARKS_MAX = 65 };
+
+/* Microseconds between neighbours of marks[n + 1], all recorded. */
+static bool read_marks(struct cuda_state *s, const cu_event *marks, uint32_t n, double *us, struct jllm_error *e) {
+    float ms = 0;
+    if (!CALL(cuStreamSynchronize, s->stream)) return false;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!CALL(cuEventElapsedTime, &ms, marks[i], marks[i + 1])) return false;
+        us[i] = 1e3 * (double)ms;
+    }
+    return true;
+}
+
+static bool time_each(struct cuda_context *c, const cu_event *marks, const uint32_t *launches, uint32_t n, double *us,
+                      struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    for (uint32_t done = 0, now; done < n; done += now) {
+        now = n - done < MARKS_MAX - 1 ? n - done : MARKS_MAX - 1;
+        if (!CALL(cuEventRecord, marks[0], s->stream)) return false;
+        for (uint32_t i = 0; i < now; i++)
+            if (!launch(c, launches[done + i], e) || !CALL(cuEventRecord, marks[i + 1], s->stream)) return false;
+        if (!read_marks(s, marks, now, us + done, e)) return false;
+    }
+    return true;
+}
+
+/* As one graph where passes are: launched one by one, short kernels would wait for the host. */
+static bool time_all(struct cuda_context *c, const cu_event *marks, const uint32_t *launches, uint32_t n, double *us,
+                     struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    cu_replay replay = NULL;
+    bool ok = (!s->graphs || capture(c, launches, 0, n, &replay, e)) && CALL(cuEventRecord, marks[0], s->stream) &&
+              (replay ? CALL(cuGraphLaunch, replay, s->stream) : launch_some(c, launches, 0, n, e)) &&
+              CALL(cuEventRecord, marks[1], s->stream) && read_marks(s, marks, 1, us, e);
+    if (!ok) s->cu.cuStreamSynchronize(s->stream);
+    if (replay) s->cu.cuGraphExecDestroy(replay);
+    return ok;
+}
+
+static bool cuda_time(void *context, const struct plan_step *step, const uint32_t *launches, uint32_t n, bool together,
+                      double *us, struct jllm_error *e) {
+    struct cuda_context *c = context;
+    struct cuda_state *s = c->state;
+    cu_event marks[MARKS_MAX] = {0};
+    uint32_t n_marks = together ? 2 : n < MARKS_MAX ? n + 1 : MARKS_MAX;
+    bool ok = true;
+    if (!cuda_enter(s, e)) return false;
+    now_doing(s, "taking times", "");
+    for (uint32_t i = 0; i < n_marks && ok; i++) ok = CALL(cuEventCreate, &marks[i], 0);
+    ok = ok && step_upload(c, step, e) && (together ? time_all : time_each)(c, marks, launches, n, us, e);
+    s->cu.cuStreamSynchronize(s->stream);   /* whatever failed */
+    for (uint32_t i = 0; i < n_marks; i++)
+        if (marks[i]) s->cu.cuEventDestroy_v2(marks[i]);
+    c->serial += n;                         /* each may have been a choice */
+    return cuda_leave(s, ok);
+}
+
 static bool copy_out(struct cuda_context *c, void *to, cu_address from, uint64_t bytes,
                      struct jllm_error *e) {
     struct cuda_state *s = c->state;
@@ -816,4 +878,5 @@ const struct device_ops device_cuda = {
     .start = cuda_start,
     .take = cuda_take,
     .finish = cuda_finish,
+    .time = cuda_time,
 };

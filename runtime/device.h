@@ -65,6 +65,10 @@ struct device_ops {
     bool (*start)(void *context, const struct plan_step *step, uint32_t first, uint32_t n, struct jllm_error *e);
     bool (*take)(void *context, int32_t *id, struct jllm_error *e);
     bool (*finish)(void *context, struct jllm_error *e);
+    /* Microseconds of launches[n], which run in this order: us[n], of each, or us[1], of all of them as close together as in
+     * a pass. NULL: a clock around run serves. What it takes for that is given back before it returns. */
+    bool (*time)(void *context, const struct plan_step *step, const uint32_t *launches, uint32_t n, bool together, double *us,
+                 struct jllm_error *e);
 };
 extern const struct device_ops device_cpu, device_cuda;
 

@@ -53,6 +53,7 @@ struct jllm_info {
     uint32_t n_vocab, n_layer, n_embd, ctx_max, ctx_train;
     const char *device_name;  /* "NVIDIA H200"; "" for a CPU */
     double peak_gbps;         /* the device's memory bandwidth by its own account; 0: unknown */
+    uint32_t n_units;         /* multiprocessors of a GPU that this process may use; 0 for a CPU */
     uint32_t n_threads;
     uint64_t plan_bytes, weights_bytes, arena_bytes, cache_bytes;
     uint64_t decode_bytes;    /* weight bytes read by one decode step */
@@ -137,6 +138,13 @@ struct jllm_stats {
     uint64_t weight_bytes;    /* read by all passes together */
 };
 JLLM_API struct jllm_stats jllm_session_stats(const struct jllm_session *s);
+
+/* Where time goes: microseconds of launches[n], indices into the plan's launches, all of one phase, which run in this order
+ * at the session's position with as many tokens as the phase takes. `together`: us[0], of all of them, as close together as
+ * in a pass; else us[n], of each. Medians of `repetitions` runs, after a pass of the whole phase and one run that is not
+ * counted. us has room for repetitions * (together ? 1 : n) numbers. The sequence stays, its logits are gone. */
+JLLM_API bool jllm_time(struct jllm_session *s, const uint32_t *launches, size_t n, bool together, size_t repetitions,
+                        double *us, struct jllm_error *e);
 
 #ifdef __cplusplus
 }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 _Static_assert(JLLM_STOP_IDS_MAX == (int)PLAN_STOP_IDS_MAX && JLLM_CANDIDATES_MAX == (int)PLAN_CANDIDATES_MAX, "limits");
 
@@ -391,6 +392,82 @@ size_t jllm_candidates(struct jllm_session *s, struct jllm_candidate out[], size
 const float *jllm_logits(struct jllm_session *s) {
     if (s->has_logits && !(restore_logits(s, &s->failed) && fetch_logits(s, &s->failed))) session_fail(s, NULL);
     return s->has_logits ? s->logits : NULL;
+}
+
+/* ---- times ---- */
+
+/* The phase that all of these launches belong to; NULL: there is none. */
+static const struct plan_phase *phase_of(const struct plan_view *v, const uint32_t *launches, size_t n) {
+    for (const struct plan_phase *p = v->phases; p < v->phases + v->n_phases; p++) {
+        size_t i = 0;
+        while (i < n && launches[i] - p->first_launch < p->n_launches) i++;
+        if (i == n && n) return p;
+    }
+    return NULL;
+}
+
+static double now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
+}
+
+static bool time_once(struct jllm_session *s, const uint32_t *launches, size_t n, bool together, double *us,
+                      struct jllm_error *e) {
+    const struct device_ops *ops = s->plan->ops;
+    if (ops->time) return ops->time(s->context, &s->step, launches, (uint32_t)n, together, us, e);
+    double from = now_us(), start = from;
+    for (size_t i = 0; i < n; i++) {
+        if (!ops->run(s->context, &s->step, launches[i], 1, e)) return false;
+        double now = now_us();
+        if (!together) us[i] = now - from;
+        from = now;
+    }
+    if (together) us[0] = from - start;
+    return true;
+}
+
+/* Of rows x cols numbers the median of each column, in the first row. */
+static void take_medians(double *x, size_t rows, size_t cols) {
+    for (size_t c = 0; c < cols; c++) {
+        for (size_t i = 1; i < rows; i++)
+            for (size_t j = i; j > 0 && x[j * cols + c] < x[(j - 1) * cols + c]; j--) {
+                double t = x[j * cols + c];
+                x[j * cols + c] = x[(j - 1) * cols + c];
+                x[(j - 1) * cols + c] = t;
+            }
+        x[c] = rows % 2 ? x[rows / 2 * cols + c] : (x[(rows / 2 - 1) * cols + c] + x[rows / 2 * cols + c]) / 2;
+    }
+}
+
+static void step_set_full(struct jllm_session *s, uint32_t n_tokens) {
+    int32_t ids[PLAN_TOKENS_MAX];
+    for (uint32_t i = 0; i < n_tokens; i++) ids[i] = (int32_t)(i % s->plan->view.info->n_vocab);
+    step_set(s, ids, n_tokens);
+    s->step.limit = UINT32_MAX;
+    s->step.n_stop = 0;
+}
+
+bool jllm_time(struct jllm_session *s, const uint32_t *launches, size_t n, bool together, size_t repetitions, double *us,
+               struct jllm_error *e) {
+    const struct plan_info *info = s->plan->view.info;
+    const struct plan_phase *p = phase_of(&s->plan->view, launches, n);
+    size_t cols = together ? 1 : n;
+    if (s->failed.code) return error_set(e, s->failed.code, "%s", s->failed.text);
+    if (!p || !repetitions || n > PLAN_LAUNCHES_MAX || p->n_tokens > info->ctx_max - s->position)
+        return error_set(e, JLLM_BAD_USE, "times are taken of one phase's launches, at least once, where the context has "
+                         "room for its tokens");
+    step_set_full(s, p->n_tokens);
+    s->has_logits = false;
+    s->step.advance = 1;    /* or the choice would not be made */
+    bool ok = s->plan->ops->run(s->context, &s->step, p->first_launch, p->n_launches, &s->failed) &&
+              time_once(s, launches, n, together, us, &s->failed);
+    for (size_t i = 0; i < repetitions && ok; i++)
+        ok = time_once(s, launches, n, together, us + i * cols, &s->failed);
+    s->step.advance = 0;
+    if (!ok) return session_fail(s, e);
+    take_medians(us, repetitions, cols);
+    return true;
 }
 
 const struct jllm_error *jllm_session_failure(const struct jllm_session *s) {

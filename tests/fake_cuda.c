@@ -54,6 +54,8 @@ struct object {
     int shared_max;             /* module: its kernel's dynamic shared memory */
     bool capturing;             /* stream */
     int pending;                /* event: marks in the queue */
+    bool timed;                 /* event */
+    double at_us;               /* event: when it was reached last */
     struct op *ops;             /* graph, replay */
     size_t n_ops;
 };
@@ -64,6 +66,7 @@ static struct op *queue;
 static size_t n_queue;
 static struct object *captured;            /* the graph that a stream is recording */
 static uint64_t used_bytes;
+static double clock_us;                    /* a kernel takes 10, whatever it does, and 1 for each item */
 static long fail_at, die_at;
 static int fail_error, shared_max;
 static bool broken;                        /* a kernel did what ends a context */
@@ -173,6 +176,7 @@ static void kernel_run(const struct op *op) {
         if (!(args[i] = resolve(op->kernel->name, op->args[i], 1))) return;
     broken = !engine_run(op->kernel, &op->how, args);
     report.kernels++;
+    clock_us += 10 + op->items;
 }
 
 static void zero(uint8_t *p, uint64_t bytes) {
@@ -194,7 +198,7 @@ static void op_run(const struct op *op) {
         engine_filled(whole);
         break;
     case OP_KERNEL: kernel_run(op); break;
-    case OP_MARK: op->event->pending--; break;
+    case OP_MARK: op->event->pending--, op->event->at_us = clock_us; break;
     }
 }
 
@@ -270,6 +274,7 @@ API(cuDeviceGetName, char *name, int bytes, int device) {
 API(cuDeviceGetAttribute, int *value, int attribute, int device) {
     ENTER(false);
     switch (attribute) {
+    case 16: *value = 8; break;
     case 18: *value = machine.integrated; break;
     case 36: *value = 1000000; break;
     case 37: *value = 256; break;
@@ -570,7 +575,8 @@ API(cuStreamEndCapture, struct object *stream, struct object **graph) {
 API(cuEventCreate, struct object **event, unsigned flags) {
     ENTER(true);
     *event = object_new(FAKE_EVENT);
-    return flags == 2 ? OK : misuse(__func__, "an event with timing");
+    (*event)->timed = !flags;
+    return !(flags & ~2u) ? OK : misuse(__func__, "flags");
 }
 
 API(cuEventDestroy_v2, struct object *event) { return object_destroy(__func__, event, FAKE_EVENT); }
@@ -588,6 +594,15 @@ API(cuEventSynchronize, struct object *event) {
     if (!object_find(event, FAKE_EVENT)) return misuse(__func__, "not an event");
     queue_run(event, SIZE_MAX);
     return broken ? LAUNCH_FAILED : OK;
+}
+
+API(cuEventElapsedTime, float *ms, struct object *from, struct object *to) {
+    ENTER(true);
+    if (!object_find(from, FAKE_EVENT) || !object_find(to, FAKE_EVENT) || !from->timed || !to->timed)
+        return misuse(__func__, "not events with timing");
+    if (from->pending || to->pending) return NOT_READY;
+    *ms = (float)(1e-3 * (to->at_us - from->at_us));
+    return OK;
 }
 
 API(cuGraphInstantiateWithFlags, struct object **replay, struct object *graph, unsigned long long flags) {
