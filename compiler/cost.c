@@ -18,8 +18,14 @@ void cost_rates(const struct spec *s, struct plan_rates *r) {
         .cache_share = fact(s, "target.cache_share"), .peak_gflops = fact(s, "target.peak_gflops"),
         .gflops = fact(s, "target.gflops"), .gweights = fact(s, "target.gweights"),
         .barrier_us = fact(s, "target.barrier_us"), .barrier_token_us = fact(s, "target.barrier_token_us"),
-        .load_gbps = fact(s, "target.load_gbps"),
+        .load_gbps = fact(s, "target.load_gbps"), .cache_bytes = fact(s, "target.l2_mib") * (1 << 20),
     };
+}
+
+struct plan_rates cost_rates_of_step(const struct plan_rates *r, double decode_bytes) {
+    struct plan_rates out = *r;
+    if (decode_bytes <= r->cache_bytes) out.dram_gbps = 0;
+    return out;
 }
 
 struct cost cost_launch(const struct plan_rates *r, uint64_t bytes, uint64_t flops, uint32_t n_tokens, bool barrier) {
@@ -57,6 +63,22 @@ enum cost_bound cost_binds(const struct cost *c) {
     return (enum cost_bound)most;
 }
 
+static const struct program_phase *find_phase(const struct program *p, enum plan_phase_kind kind) {
+    unsigned i = 0;
+    while (i < p->n_phases && p->phases[i].kind != kind) i++;
+    assert(i < p->n_phases);
+    return &p->phases[i];
+}
+
+static struct plan_rates rates_of_program(const struct program *p) {
+    const struct program_phase *decode = find_phase(p, PLAN_PHASE_DECODE);
+    struct plan_rates r;
+    double bytes = 0;
+    for (uint32_t i = 0; i < decode->n_launches; i++) bytes += (double)p->launches[decode->first_launch + i].bytes;
+    cost_rates(p->spec, &r);
+    return cost_rates_of_step(&r, bytes);
+}
+
 static struct cost phase_cost(const struct program *p, const struct program_phase *ph, const struct plan_rates *r) {
     struct cost sum = {0};
     for (uint32_t i = 0; i < ph->n_launches; i++) {
@@ -68,9 +90,8 @@ static struct cost phase_cost(const struct program *p, const struct program_phas
 }
 
 void cost_phases(struct program *p, uint64_t *token_ns) {
-    struct plan_rates r;
+    struct plan_rates r = rates_of_program(p);
     bool skips = !strcmp(spec_get(p->spec, "target.device")->string, "cpu");
-    cost_rates(p->spec, &r);
     for (unsigned i = 0; i < p->n_phases; i++) {
         struct cost c = phase_cost(p, &p->phases[i], &r);
         p->phases[i].cost_ns = (uint64_t)(cost_ns(&c) + 0.5);
@@ -91,13 +112,6 @@ const uint16_t *cost_cover(const struct program *p, const uint64_t *token_ns, st
     return cover;
 }
 
-static const struct program_phase *find_phase(const struct program *p, enum plan_phase_kind kind) {
-    unsigned i = 0;
-    while (i < p->n_phases && p->phases[i].kind != kind) i++;
-    assert(i < p->n_phases);
-    return &p->phases[i];
-}
-
 /* The passes that the cover makes of a prompt, then the head. */
 static double prompt_ns(const struct program *p, const uint64_t *token_ns, const uint16_t *cover, uint32_t n) {
     double ns = (double)find_phase(p, PLAN_PHASE_HEAD)->cost_ns;
@@ -111,9 +125,9 @@ static double prompt_ns(const struct program *p, const uint64_t *token_ns, const
 
 void cost_forecast(const struct program *p, const uint64_t *token_ns, const uint16_t *cover, struct plan_forecast *f) {
     *f = (struct plan_forecast){.sms = (uint32_t)spec_get(p->spec, "target.sms")->integer};
-    const struct plan_rates *r = &f->rates;
-    cost_rates(p->spec, &f->rates);
-    struct cost decode = phase_cost(p, find_phase(p, PLAN_PHASE_DECODE), r);
+    struct plan_rates here = rates_of_program(p), *r = &f->rates;
+    cost_rates(p->spec, r);
+    struct cost decode = phase_cost(p, find_phase(p, PLAN_PHASE_DECODE), &here);
     double weights = 0, position = (double)p->cache_bytes / p->ctx_max;
     for (unsigned i = 0; i < p->n_pieces; i++) weights += (double)p->pieces[i].bytes;
     f->decode_floor_ns = decode.floor_ns;

@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "cost.h"
 #include "diag.h"
 #include "sheet.h"
 
@@ -106,16 +105,6 @@ static const struct sheet_phase *find_phase(const struct sheet *s, const struct 
     return NULL;
 }
 
-static struct cost phase_cost(const struct sheet *s, const struct sheet_phase *p) {
-    struct cost sum = {0};
-    for (uint32_t i = 0; i < p->n_launches; i++) {
-        const struct sheet_launch *l = &s->launches[p->first_launch + i];
-        struct cost c = cost_launch(&s->forecast.rates, l->bytes, l->flops, p->n_tokens, l->barrier);
-        cost_add(&sum, &c);
-    }
-    return sum;
-}
-
 static bool same_launch(const struct sheet *a, const struct sheet_launch *x, const struct sheet *b, const struct sheet_launch *y) {
     return !strcmp(a->kernels[x->kernel].name, b->kernels[y->kernel].name) && !strcmp(x->op, y->op) && x->layer == y->layer &&
            x->barrier == y->barrier && x->items == y->items && x->chunk == y->chunk && x->grid_y == y->grid_y && x->grid_z == y->grid_z &&
@@ -132,8 +121,8 @@ static bool same_phase(const struct sheet *a, const struct sheet_phase *p, const
 /* p or q may be NULL. */
 static void add_step(json_t *rows, const struct diff *f, const struct sheet_phase *p, const struct sheet_phase *q) {
     struct cost x = {0}, y = {0};
-    if (p) x = phase_cost(&f->a.s, p);
-    if (q) y = phase_cost(&f->b.s, q);
+    if (p) x = sheet_phase_cost(&f->a.s, p);
+    if (q) y = sheet_phase_cost(&f->b.s, q);
     json_t *row = report_append(rows, json_object());
     report_set(row, "step", json_string(sheet_phase_names[p ? p->kind : q->kind]));
     report_set(row, "n_tokens", report_integer(p ? p->n_tokens : q->n_tokens));

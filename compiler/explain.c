@@ -4,7 +4,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "cost.h"
 #include "lower.h"
 #include "occupancy.h"
 #include "sheet.h"
@@ -15,10 +14,6 @@ struct explainer {
     struct arena *a;
     struct diag *d;
 };
-
-static struct cost launch_cost(const struct sheet *s, const struct sheet_launch *l) {
-    return cost_launch(&s->forecast.rates, l->bytes, l->flops, s->phases[l->phase].n_tokens, l->barrier);
-}
 
 /* --- parts ----------------------------------------------------------------------------------------- */
 
@@ -51,13 +46,9 @@ static json_t *steps_part(const struct sheet *s) {
     for (uint32_t i = 0; i < s->n_phases; i++) {
         const struct sheet_phase *p = &s->phases[i];
         json_t *row = report_append(rows, json_object());
-        struct cost sum = {0};
+        struct cost sum = sheet_phase_cost(s, p);
         uint64_t barriers = 0;
-        for (uint32_t j = 0; j < p->n_launches; j++) {
-            struct cost c = launch_cost(s, &s->launches[p->first_launch + j]);
-            cost_add(&sum, &c);
-            barriers += s->launches[p->first_launch + j].barrier;
-        }
+        for (uint32_t j = 0; j < p->n_launches; j++) barriers += s->launches[p->first_launch + j].barrier;
         double ns = cost_ns(&sum);
         report_set(row, "step", json_string(sheet_phase_names[p->kind]));
         report_set(row, "n_tokens", report_integer(p->n_tokens));
@@ -83,7 +74,7 @@ static json_t *ops_part(const struct sheet *s) {
             uint64_t n = 0;
             for (const struct sheet_launch *m = l; m < end; m++) {
                 if (strcmp(m->op, l->op)) continue;
-                struct cost c = launch_cost(s, m);
+                struct cost c = sheet_launch_cost(s, m);
                 cost_add(&sum, &c);
                 n++;
             }
@@ -141,7 +132,7 @@ static json_t *kernels_part(const struct sheet *s, struct arena *a) {
     for (uint32_t i = 0; i < s->n_kernels; i++) {
         if (!uses[i].n) continue;
         const struct sheet_launch *l = &s->launches[uses[i].first];
-        struct cost c = launch_cost(s, l);
+        struct cost c = sheet_launch_cost(s, l);
         json_t *row = report_append(rows, json_object());
         report_set(row, "op", report_text(l->op));
         report_set(row, "kernel", report_text(s->kernels[i].name));
@@ -161,7 +152,7 @@ static json_t *kernels_part(const struct sheet *s, struct arena *a) {
 static json_t *launch_part(const struct sheet *s, uint32_t index) {
     const struct sheet_launch *l = &s->launches[index];
     const struct sheet_phase *p = &s->phases[l->phase];
-    struct cost c = launch_cost(s, l);
+    struct cost c = sheet_launch_cost(s, l);
     json_t *o = json_object();
     report_set(o, "launch", report_integer(index));
     report_set(o, "step", json_string(sheet_phase_names[p->kind]));

@@ -18,9 +18,29 @@ const void *sheet_section(const struct plan_view *v, uint32_t kind, uint64_t *by
     return NULL;
 }
 
-static void number_phases(struct sheet *s) {
+/* Each launch's phase, and the rates. */
+static void link_phases(struct sheet *s) {
+    double decode_bytes = 0;
     for (uint32_t i = 0; i < s->n_phases; i++)
-        for (uint32_t j = 0; j < s->phases[i].n_launches; j++) s->launches[s->phases[i].first_launch + j].phase = i;
+        for (uint32_t j = 0; j < s->phases[i].n_launches; j++) {
+            struct sheet_launch *l = &s->launches[s->phases[i].first_launch + j];
+            l->phase = i;
+            if (s->phases[i].kind == PLAN_PHASE_DECODE) decode_bytes += (double)l->bytes;
+        }
+    s->rates = cost_rates_of_step(&s->forecast.rates, decode_bytes);
+}
+
+struct cost sheet_launch_cost(const struct sheet *s, const struct sheet_launch *l) {
+    return cost_launch(&s->rates, l->bytes, l->flops, s->phases[l->phase].n_tokens, l->barrier);
+}
+
+struct cost sheet_phase_cost(const struct sheet *s, const struct sheet_phase *p) {
+    struct cost sum = {0};
+    for (uint32_t i = 0; i < p->n_launches; i++) {
+        struct cost c = sheet_launch_cost(s, &s->launches[p->first_launch + i]);
+        cost_add(&sum, &c);
+    }
+    return sum;
 }
 
 /* Templates use vectors of 32 bytes, which a compiler splits where registers are shorter. */
@@ -58,9 +78,9 @@ void sheet_of_plan(struct sheet *s, const struct plan_view *v, struct arena *a) 
     }
     for (uint32_t i = 0; i < s->n_phases; i++) {
         const struct plan_phase *p = &v->phases[i];
-        s->phases[i] = (struct sheet_phase){p->kind, p->n_tokens, p->first_launch, p->n_launches};
+        s->phases[i] = (struct sheet_phase){.kind = p->kind, .n_tokens = p->n_tokens, .first_launch = p->first_launch, .n_launches = p->n_launches};
     }
-    number_phases(s);
+    link_phases(s);
 }
 
 void sheet_of_program(struct sheet *s, const struct program *p, const struct plan_forecast *f, struct arena *a) {
@@ -80,6 +100,7 @@ void sheet_of_program(struct sheet *s, const struct program *p, const struct pla
                                                l->chunk, l->grid_y, l->grid_z, l->shared_bytes, l->bytes, l->flops};
     }
     for (uint32_t i = 0; i < s->n_phases; i++)
-        s->phases[i] = (struct sheet_phase){p->phases[i].kind, p->phases[i].n_tokens, p->phases[i].first_launch, p->phases[i].n_launches};
-    number_phases(s);
+        s->phases[i] = (struct sheet_phase){.kind = p->phases[i].kind, .n_tokens = p->phases[i].n_tokens,
+                                            .first_launch = p->phases[i].first_launch, .n_launches = p->phases[i].n_launches};
+    link_phases(s);
 }

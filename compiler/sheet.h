@@ -4,7 +4,7 @@
 #define SHEET_H
 
 #include "../runtime/device.h"
-#include "contract.h"
+#include "cost.h"
 #include "report.h"
 
 struct sheet_kernel {
@@ -29,6 +29,7 @@ struct sheet {
     uint32_t sm;                 /* cuda */
     unsigned vector_bits;        /* cpu: of the widest registers that kernels use; 0: not known yet */
     struct plan_forecast forecast;
+    struct plan_rates rates;     /* that hold here: those of the forecast, but for what the last cache holds */
     struct sheet_kernel *kernels; uint32_t n_kernels;
     struct sheet_launch *launches; uint32_t n_launches;
     struct sheet_phase *phases; uint32_t n_phases;
@@ -39,6 +40,9 @@ extern const char *const sheet_phase_names[PLAN_PHASE_DECODE + 1];
 /* Strings stay v's. */
 void sheet_of_plan(struct sheet *s, const struct plan_view *v, struct arena *a);
 void sheet_of_program(struct sheet *s, const struct program *p, const struct plan_forecast *f, struct arena *a);
+/* What a launch, and a phase with all of its launches, are expected to take. */
+struct cost sheet_launch_cost(const struct sheet *s, const struct sheet_launch *l);
+struct cost sheet_phase_cost(const struct sheet *s, const struct sheet_phase *p);
 /* The section of a kind in the plan's tail, or NULL. */
 const void *sheet_section(const struct plan_view *v, uint32_t kind, uint64_t *bytes);
 

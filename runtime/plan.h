@@ -240,6 +240,7 @@ struct plan_rates {
     double barrier_us;        /* a launch that waits for those before it, */
     double barrier_token_us;  /* and what each token of a pass adds to that */
     double load_gbps;         /* from storage into the device's memory */
+    double cache_bytes;       /* of the last cache: when a decode step reads no more, memory binds nothing */
 };
 enum { PLAN_FORECAST_PROMPT = 33 };
 /* Nothing that runs depends on it. Floors are what no kernel can be faster than: bytes over dram_gbps, flops over
@@ -297,6 +298,6 @@ _Static_assert(sizeof(struct plan_test) == 64, "test");
 _Static_assert(sizeof(struct plan_test_input) == 32, "test input");
 _Static_assert(sizeof(struct plan_test_value) == 16, "test value");
 _Static_assert(sizeof(struct plan_test_model) == 16, "test model");
-_Static_assert(sizeof(struct plan_forecast) == 9 * 8 + 6 * 8 + 8, "forecast");
+_Static_assert(sizeof(struct plan_forecast) == 10 * 8 + 6 * 8 + 8, "forecast");
 
 #endif
