@@ -76,6 +76,11 @@ class Header(Fit):
             pass
         out = p.stdout.read()
         self.assertEqual(p.wait(), 0)
+        p.stdout.close()
+        try:
+            p.stdin.close()
+        except BrokenPipeError:
+            pass
         self.assertIn(b"| - |", out)
         self.assertLess(written, 4 << 20)
 
