@@ -85,6 +85,7 @@ static void test_occupancy(void **state) {
     expect_occupancy(87, 512, 128, 0, 1, 16, "registers");     /* 16 warps of 4,096 registers are all there are */
     expect_occupancy(90, 96, 72, 0, 9, 27, "registers");       /* 2,304 a warp: 28 warps, by four */
     expect_occupancy(90, 96, 73, 0, 8, 24, "registers");       /* 2,560 a warp: 25, by four 24 */
+    expect_occupancy(90, 32, 80, 0, 24, 24, "registers");      /* 25 warps' worth: four at a time */
     expect_occupancy(87, 32, 16, 0, 16, 16, "blocks");
     expect_occupancy(89, 32, 16, 0, 24, 24, "blocks");
     expect_occupancy(90, 128, 32, 75 * 1024, 3, 12, "shared memory");   /* 3 times 75 + 1 of 228 KiB */

@@ -68,14 +68,20 @@ class Explain(Report):
                 self.assertEqual(row["binds"], {bytes_us: "bytes", weights_us: "weights", flops_us: "flops"}[most])
 
     def test_parts_add_up(self):
-        f = self.report("explain", self.plan())
+        self.parts_add_up(self.plan())
+        cached = product.plan(product.model(*TINY), "--spec", self.spec(), *FLAGS, "--set", "target.l2_mib=8")   # holds all weights
+        self.parts_add_up(cached)
+        self.assertNotIn("bytes", {s["binds"] for s in self.report("explain", cached)["steps"]})
+
+    def parts_add_up(self, plan):
+        f = self.report("explain", plan)
         for step in f["steps"]:
             ops = [o for o in f["ops"] if (o["step"], o["n_tokens"]) == (step["step"], step["n_tokens"])]
             for key in ("launches", "mb", "mflops", "floor_us", "expected_us"):
                 self.assertAlmostEqual(sum(o[key] for o in ops), step[key], delta=1e-3 * step[key] + 1e-4, msg=key)
         self.assertEqual(sum(k["launches"] for k in f["kernels"]), sum(s["launches"] for s in f["steps"]))
         self.assertEqual(sum(k["barriers"] for k in f["kernels"]), sum(s["barriers"] for s in f["steps"]))
-        inspected = json.loads(product.run("jllmc", "inspect", self.plan(), "-o", "json").text)
+        inspected = json.loads(product.run("jllmc", "inspect", plan, "-o", "json").text)
         for step, phase in zip(f["steps"], inspected["phases"]):
             self.assertAlmostEqual(step["expected_us"], phase["cost_us"], delta=1e-3 * phase["cost_us"] + 1e-3)
         decode = f["steps"][-1]
