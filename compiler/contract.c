@@ -266,8 +266,11 @@ static int api_rope_table(lua_State *L) {
     const struct model *m = lo->p->model;
     if (lo->rope_piece < 0) {
         uint64_t cols = m->rope_dim;
-        float *table = arena_array(lo->a, (size_t)lo->p->ctx_max * cols, sizeof *table);
-        reference_rope_table(m, lo->p->ctx_max, table);
+        float *table = NULL;   /* rope_freqs may be missing from a header, and nothing is made of it */
+        if (!m->gguf->header_only) {
+            table = arena_array(lo->a, (size_t)lo->p->ctx_max * cols, sizeof *table);
+            reference_rope_table(m, lo->p->ctx_max, table);
+        }
         lo->rope_piece = (int)lo->p->n_pieces;
         struct piece *piece = APPEND(lo, pieces);
         *piece = (struct piece){.name = "rope_table", .layout = "plain", .quant = &quant_formats[QUANT_F32],
@@ -652,11 +655,16 @@ static bool contract_run(struct lowering *lo) {
     return ok;
 }
 
-bool contract_check(const struct spec *s, struct arena *a, struct diag *d) {
-    struct graph none = {0};
-    struct program p = {.spec = s, .graph = &none};
-    struct lowering lo = {.p = &p, .a = a, .d = d};
+bool contract_declare(struct program *p, const struct spec *s, struct arena *a, struct diag *d) {
+    static const struct graph none;
+    *p = (struct program){.spec = s, .graph = &none};
+    struct lowering lo = {.p = p, .a = a, .d = d};
     return contract_run(&lo);
+}
+
+bool contract_check(const struct spec *s, struct arena *a, struct diag *d) {
+    struct program p;
+    return contract_declare(&p, s, a, d);
 }
 
 static void place_pieces(struct program *p) {

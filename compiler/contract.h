@@ -99,7 +99,7 @@ struct piece {                   /* a weight tensor in a layout, or a computed c
     const char *name, *layout;
     const struct quant_format *quant;
     uint64_t rows, cols, bytes, gguf_bytes, offset;
-    const float *constant;       /* when tensor is NULL */
+    const float *constant;       /* when tensor is NULL; itself NULL when the model is a header alone */
 };
 
 struct launch_arg { enum plan_space space; uint32_t index; uint64_t offset, bytes; };  /* index: value (arena) or piece (weights) */
@@ -133,6 +133,8 @@ struct program {
 
 /* Load the contract of spec's device, lower every op of the graph, choose parameters, write kernel sources. */
 bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, struct arena *a, struct diag *d);
+/* What the contract of spec's device declares, p->templates and nothing else, with the spec's entries checked against it. */
+bool contract_declare(struct program *p, const struct spec *s, struct arena *a, struct diag *d);
 /* Check the spec's kernel and shape entries against what the contract declares. */
 bool contract_check(const struct spec *s, struct arena *a, struct diag *d);
 const struct key_field *kernel_key(const struct kernel *k, const char *name);  /* NULL: none */

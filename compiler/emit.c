@@ -273,14 +273,6 @@ static void add_info(struct tail *t, const struct emit_input *in, struct arena *
     ADD(t, PLAN_INFO, info);
 }
 
-static const char *kernel_detail(const struct kernel *k, struct arena *a) {
-    const char *text = "";
-    for (unsigned i = 0; i < k->n_choices; i++)
-        text = arena_printf(a, "%s%s%s=%" PRId64 " (%s)", text, i ? ", " : "", k->choices[i].name, k->choices[i].value,
-                            k->choices[i].reason);
-    return text;
-}
-
 static const char *kernel_quant(const struct kernel *k) {
     const struct key_field *quant = kernel_key(k, "quant");
     return quant && quant->type == KEY_STRING ? quant->string : "";
@@ -294,7 +286,7 @@ static void add_kernels(struct tail *t, const struct program *p, uint32_t code_a
     for (unsigned i = 0; i < p->n_kernels; i++) {
         const struct kernel *k = &p->kernels[i];
         buffer_align(code, code_align);
-        struct plan_kernel out = {.name = string_add(t, k->name), .detail = string_add(t, kernel_detail(k, a)),
+        struct plan_kernel out = {.name = string_add(t, k->name), .detail = string_add(t, kernel_reasons(k, a)),
                                   .code_offset = code->bytes, .code_bytes = k->image_bytes, .entry = k->entry,
                                   .registers = k->registers, .spill_bytes = k->spill_bytes, .shared_bytes = k->shared_bytes,
                                   .template_name = string_add(t, k->template->name), .quant = string_add(t, kernel_quant(k)),
@@ -400,7 +392,7 @@ static void tail_assemble(struct tail *t, struct buffer *out) {
         if (!b->bytes) continue;
         buffer_align(out, PLAN_SECTION_ALIGN);
         struct plan_section s = {.kind = kind, .offset = out->bytes, .bytes = b->bytes, .stride = t->stride[kind]};
-        s.flags = kind == PLAN_CHAT ? PLAN_SECTION_OPTIONAL : 0;
+        s.flags = kind == PLAN_CHAT || kind == PLAN_FORECAST ? PLAN_SECTION_OPTIONAL : 0;
         if (!s.stride) s.stride = 1;
         s.count = (uint32_t)(b->bytes / s.stride);
         buffer_append(out, b->data, b->bytes);
@@ -448,6 +440,7 @@ bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result
     add_tests(&t, in->selftest);
     add_blob(&t, PLAN_TOKENIZER, in->tokenizer);
     add_blob(&t, PLAN_CHAT, in->chat);
+    ADD(&t, PLAN_FORECAST, *in->forecast);
     tail_assemble(&t, &tail);
     r->weights_bytes = weights_bytes(p);
     r->tail_bytes = tail.bytes;

@@ -81,6 +81,7 @@ enum plan_section_kind {
     PLAN_TEST_INPUTS, /* struct plan_test_input[] */
     PLAN_TEST_VALUES, /* struct plan_test_value[] */
     PLAN_TEST_MODEL,  /* struct plan_test_model, then ids and values: the whole model on a few tokens */
+    PLAN_FORECAST,    /* optional, one struct plan_forecast: what the spec's facts say this plan takes */
     PLAN_SECTION_KINDS
 };
 enum { PLAN_SECTION_OPTIONAL = 1 };   /* a reader that does not know the kind may ignore it */
@@ -237,6 +238,31 @@ struct plan_test_model {      /* int32_t ids[n_tokens]; struct { uint32_t id; fl
     uint32_t top1;            /* id of the largest logit */
 };
 
+/* The spec's facts that predictions divide by (docs/prediction.md); 0: not stated, and then nothing is bound by it. */
+struct plan_rates {
+    double dram_gbps;         /* what memory can do, */
+    double dram_share;        /* and the share of it that kernels reading weights, */
+    double cache_share;       /* and keys and values, get */
+    double peak_gflops;       /* what the device can do, */
+    double gflops;            /* and what matrix kernels do with many tokens */
+    double gweights;          /* 10^9 weights a second that matrix kernels unpack, for however few tokens */
+    double barrier_us;        /* a launch that waits for those before it, */
+    double barrier_token_us;  /* and what each token of a pass adds to that */
+    double load_gbps;         /* from storage into the device's memory */
+    double cache_bytes;       /* of the last cache: when a decode step reads no more, memory binds nothing */
+};
+enum { PLAN_FORECAST_PROMPT = 33 };
+/* Nothing that runs depends on it. Floors are what no kernel can be faster than: bytes over dram_gbps, flops over
+ * peak_gflops; the rest is what is expected. */
+struct plan_forecast {
+    struct plan_rates rates;
+    double decode_floor_ns, decode_ns;       /* one step with an empty cache, */
+    double position_floor_ns, position_ns;   /* and what each position of the cache adds */
+    double prompt_ns;         /* a prompt of PLAN_FORECAST_PROMPT tokens, to its logits */
+    double load_ns;           /* 0: not known */
+    uint32_t sms, bound;      /* bound: enum cost_bound of a decode step, in the compiler's cost.h */
+};
+
 /* What changes from step to step; the only thing besides arena and cache that a kernel may see change. */
 struct plan_step {
     uint32_t n_tokens;        /* tokens in this pass, 1..the phase's n_tokens; kernels skip the rest */
@@ -313,5 +339,6 @@ _Static_assert(sizeof(struct plan_test_input) == 32, "test input");
 _Static_assert(sizeof(struct plan_test_value) == 16, "test value");
 _Static_assert(sizeof(struct plan_test_model) == 16, "test model");
 _Static_assert(sizeof(struct plan_step) == 112 + 4 * PLAN_TOKENS_MAX + 4 * PLAN_COUNTERS_MAX, "step");
+_Static_assert(sizeof(struct plan_forecast) == 10 * 8 + 6 * 8 + 8, "forecast");
 
 #endif

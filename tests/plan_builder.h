@@ -122,16 +122,19 @@ static inline uint32_t section_stride(uint32_t kind) {
     return stride[kind];
 }
 
+/* What a plan may lack is not built. */
+static inline bool section_is_built(uint32_t kind) { return kind != PLAN_CHAT && kind != PLAN_FORECAST; }
+
 /* Append a tail to the file and write it into slot `slot`. */
 static inline void build_tail(struct plan_builder *b, int slot, uint64_t generation) {
     struct blob tail = {0};
     struct plan_tail head = {.n_sections = 0};
-    for (uint32_t k = 1; k < PLAN_SECTION_KINDS; k++) head.n_sections += k != PLAN_CHAT;
+    for (uint32_t k = 1; k < PLAN_SECTION_KINDS; k++) head.n_sections += section_is_built(k);
     blob_add(&tail, &head, sizeof head);
     size_t row = tail.bytes;
     blob_add(&tail, NULL, head.n_sections * sizeof(struct plan_section));
     for (uint32_t k = 1; k < PLAN_SECTION_KINDS; k++) {
-        if (k == PLAN_CHAT) continue;
+        if (!section_is_built(k)) continue;
         blob_align(&tail, PLAN_SECTION_ALIGN);
         struct plan_section s = {.kind = k, .offset = tail.bytes, .bytes = b->section[k].bytes,
                                  .stride = section_stride(k)};

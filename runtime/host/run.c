@@ -337,7 +337,8 @@ static void show_rate(const char *name, double seconds, uint64_t n, const char *
 }
 
 /* Decoding reads every weight once a token, so that the memory's speed is its limit. */
-static void show_bandwidth(const struct run *r, uint64_t decode_bytes, double seconds) {
+/* Gives the memory's speed, 0 when it is not known. */
+static double show_bandwidth(const struct run *r, uint64_t decode_bytes, double seconds) {
     size_t bytes =
         r->info->weights_bytes < (64u << 20) ? (size_t)r->info->weights_bytes : 64u << 20;
     double gbps = 1e-9 * (double)decode_bytes / seconds, peak = r->info->peak_gbps;
@@ -353,6 +354,27 @@ static void show_bandwidth(const struct run *r, uint64_t decode_bytes, double se
         fprintf(stderr, ", %.0f %% of the %.1f GB/s that %u threads read from %.0f MiB",
                 100 * gbps / peak, peak, r->info->n_threads, (double)bytes / 0x1p20);
     fputc('\n', stderr);
+    return peak;
+}
+
+/* The rate beside the plan's floor and what its spec led to expect. The floor is worked out for the memory that is here
+ * (peak, in GB/s), which need not be the spec's: then that is the likeliest reason for a rate that falls short. */
+static void show_audit(const struct run *r, uint64_t steps, double seconds, double peak) {
+    struct plan_forecast f;
+    size_t bytes = 0;
+    const void *section = jllm_plan_section(r->plan, PLAN_FORECAST, &bytes);
+    if (!section || bytes != sizeof f) return;
+    memcpy(&f, section, sizeof f);
+    double depth = (double)r->prompt.n + (double)steps / 2, spec_gbps = f.rates.dram_gbps, rate = (double)steps / seconds;
+    double expected_ns = f.decode_ns + depth * f.position_ns, floor_ns = f.decode_floor_ns + depth * f.position_floor_ns;
+    if (peak > 0 && spec_gbps > 0) floor_ns *= spec_gbps / peak;
+    fprintf(stderr, "%16s      = %10.2f tokens per second", "audit", rate);
+    if (f.decode_floor_ns > 0) fprintf(stderr, " = %.0f %% of this plan's floor here (%.4g)", 1e-7 * rate * floor_ns, 1e9 / floor_ns);
+    if (expected_ns > 0) fprintf(stderr, "%s %.0f %% of the %.4g expected", f.decode_floor_ns > 0 ? "," : " =", 1e-7 * rate * expected_ns, 1e9 / expected_ns);
+    say(stderr, " on %s", r->info->spec_name);
+    if (1e-9 * rate * expected_ns < 0.9 && peak > 0 && peak < 0.9 * spec_gbps)
+        fprintf(stderr, "; memory moves %.1f GB/s here and %.1f by the spec", peak, spec_gbps);
+    fputc('\n', stderr);
 }
 
 static void show_timings(struct run *r) {
@@ -365,7 +387,7 @@ static void show_timings(struct run *r) {
     show_rate("eval", decoding, steps, "runs  ");
     fprintf(stderr, "%16s time = %10.2f ms / %5llu tokens\n", "total",
             1e3 * (r->finished - r->start), (unsigned long long)(r->prompt.n + steps));
-    if (steps) show_bandwidth(r, now.weight_bytes - r->stats_prefilled.weight_bytes, decoding);
+    if (steps) show_audit(r, steps, decoding, show_bandwidth(r, now.weight_bytes - r->stats_prefilled.weight_bytes, decoding));
     fprintf(stderr, "%16s      = %10.2f MiB at most, %.2f MiB of it the mapped plan\n", "memory",
             (double)memory / 0x1p20, (double)r->info->plan_bytes / 0x1p20);
     fprintf(
