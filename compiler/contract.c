@@ -20,6 +20,7 @@
 #include "layout.h"
 #include "reference.h"
 #include "select.h"
+#include "tuned.h"
 
 struct lowering {
     struct program *p;
@@ -36,6 +37,8 @@ struct lowering {
     int rope_piece;               /* -1: not asked for yet */
     uint32_t kernel_index_room;
     uint32_t *kernel_index;       /* open addressing over kernel names, 1-based */
+    const struct contract_template *chosen;   /* of the last choose(), and the key that it got */
+    struct key_field *chosen_key; unsigned n_chosen_key;
 };
 
 static struct lowering *lowering_of(lua_State *L) {
@@ -354,6 +357,15 @@ static uint32_t *index_slot(struct lowering *lo, const char *name) {
     }
 }
 
+/* What a launch's key has beyond that of the choose() before it follows from what was chosen. */
+static void mark_following(const struct lowering *lo, const struct contract_template *t, struct key_field *key, unsigned n_key) {
+    for (unsigned i = 0; i < n_key && lo->chosen == t; i++) {
+        bool given = false;
+        for (unsigned j = 0; j < lo->n_chosen_key && !given; j++) given = !strcmp(lo->chosen_key[j].name, key[i].name);
+        key[i].follows = !given;
+    }
+}
+
 /* The kernel of a template and a key; made when it is new. Parameters are a function of the two, so names are identities. */
 static uint32_t find_kernel(lua_State *L, struct lowering *lo, const struct contract_template *t,
                             struct key_field *key, unsigned n_key) {
@@ -367,6 +379,7 @@ static uint32_t find_kernel(lua_State *L, struct lowering *lo, const struct cont
     uint32_t index = lo->p->n_kernels;
     struct kernel *k = APPEND(lo, kernels);
     *slot = index + 1;
+    mark_following(lo, t, key, n_key);
     *k = (struct kernel){.template = t, .key = key, .n_key = n_key, .name = name, .n_choices = t->n_params};
     k->choices = arena_array(lo->a, t->n_params + 1u, sizeof *k->choices);
     if (!select_choose(lo->p->spec, t, key, n_key, k->choices, lo->a, lo->d)) luaL_error(L, "selection");
@@ -382,6 +395,7 @@ static int api_choose(lua_State *L) {
     unsigned n_key;
     struct key_field *key = read_key(L, lo, 2, &n_key);
     struct choice *choices = arena_array(lo->a, t->n_params + 1u, sizeof *choices);
+    lo->chosen = t, lo->chosen_key = key, lo->n_chosen_key = n_key;
     if (!select_choose(lo->p->spec, t, key, n_key, choices, lo->a, lo->d)) luaL_error(L, "selection");
     lua_createtable(L, 0, (int)t->n_params);
     for (unsigned i = 0; i < t->n_params; i++) set_integer(L, choices[i].name, (uint64_t)choices[i].value);
@@ -607,6 +621,7 @@ static int lower_graph(lua_State *L) {
     const char *path = arena_printf(lo->a, "%s/contract.lua", lo->dir);
     if (luaL_loadfilex(L, path, "t") != LUA_OK) return lua_error(L);
     lua_call(L, 0, 0);
+    if (!(lo->p->spec = tuned_apply(lo->p->spec, lo->p->templates, lo->p->n_templates, lo->dir, lo->a, lo->d))) luaL_error(L, "tuned");
     if (!select_check(lo->p->spec, lo->p->templates, lo->p->n_templates, lo->d)) luaL_error(L, "spec");
     for (unsigned i = 0; i < lo->p->graph->n_phases; i++) {
         const struct graph_phase *gp = &lo->p->graph->phases[i];

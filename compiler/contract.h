@@ -62,7 +62,12 @@ struct contract_template {
     struct contract_param *params; unsigned n_params;
 };
 
-struct key_field { const char *name; enum { KEY_INTEGER, KEY_FLOAT, KEY_STRING } type; int64_t integer; double number; const char *string; };
+struct key_field {
+    const char *name;
+    enum { KEY_INTEGER, KEY_FLOAT, KEY_STRING } type;
+    int64_t integer; double number; const char *string;
+    bool follows;                /* from parameters: it was not yet in the key that choose() got */
+};
 
 /* A chosen parameter and why. */
 struct choice {
@@ -131,9 +136,10 @@ struct program {
     uint64_t logits_offset, hidden_offset, candidates_offset;
 };
 
-/* Load the contract of spec's device, lower every op of the graph, choose parameters, write kernel sources. */
+/* Load the contract of spec's device, lower every op of the graph, choose parameters, write kernel sources. p->spec then holds
+ * tuned choices as entries (tuned.h). */
 bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, struct arena *a, struct diag *d);
-/* What the contract of spec's device declares, p->templates and nothing else, with the spec's entries checked against it. */
+/* What the contract of spec's device declares, p->templates and p->spec and nothing else, with the spec's entries checked against it. */
 bool contract_declare(struct program *p, const struct spec *s, struct arena *a, struct diag *d);
 /* Check the spec's kernel and shape entries against what the contract declares. */
 bool contract_check(const struct spec *s, struct arena *a, struct diag *d);

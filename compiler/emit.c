@@ -255,6 +255,7 @@ static void add_info(struct tail *t, const struct emit_input *in, struct arena *
     const struct toolchain *tc = in->toolchain;
     char hex[33];
     hash_hex(p->spec->hash, hex);
+    const char *spec_hash = in->spec_hash ? in->spec_hash : hex;
     const char *slash = strrchr(m->gguf->path, '/');
     struct plan_info info = {
         .device = tc->device, .isa = tc->isa, .features = tc->features, .sm_arch = tc->sm_arch, .driver_min = tc->driver_min,
@@ -265,7 +266,7 @@ static void add_info(struct tail *t, const struct emit_input *in, struct arena *
         .macs_per_token = phase_sum(p, find_phase(p, PLAN_PHASE_PREFILL), true) / 2,
         .model_name = string_add(t, m->name), .arch_name = string_add(t, m->arch->name),
         .file_name = string_add(t, slash ? slash + 1 : m->gguf->path), .spec_name = string_add(t, in->spec_name),
-        .spec_hash = string_add(t, hex), .target_name = string_add(t, tc->target),
+        .spec_hash = string_add(t, spec_hash), .target_name = string_add(t, tc->target),
         .compiler_name = string_add(t, tc->version), .quant_name = string_add(t, quant_summary(p, a)),
     };
     for (unsigned i = 0; i < p->n_phases; i++)
@@ -280,13 +281,15 @@ static const char *kernel_quant(const struct kernel *k) {
 
 static uint32_t kernel_size(const struct kernel *k, const char *name) { return (uint32_t)kernel_key_integer(k, name, 0); }
 
-static void add_kernels(struct tail *t, const struct program *p, uint32_t code_align, struct arena *a) {
+static void add_kernels(struct tail *t, const struct emit_input *in, struct arena *a) {
+    const struct program *p = in->program;
     struct buffer *code = &t->section[PLAN_CODE];
     t->stride[PLAN_CODE] = 1;
     for (unsigned i = 0; i < p->n_kernels; i++) {
         const struct kernel *k = &p->kernels[i];
-        buffer_align(code, code_align);
-        struct plan_kernel out = {.name = string_add(t, k->name), .detail = string_add(t, kernel_reasons(k, a)),
+        const char *detail = in->details && in->details[i] ? in->details[i] : kernel_reasons(k, a);
+        buffer_align(code, in->toolchain->code_align);
+        struct plan_kernel out = {.name = string_add(t, k->name), .detail = string_add(t, detail),
                                   .code_offset = code->bytes, .code_bytes = k->image_bytes, .entry = k->entry,
                                   .registers = k->registers, .spill_bytes = k->spill_bytes, .shared_bytes = k->shared_bytes,
                                   .template_name = string_add(t, k->template->name), .quant = string_add(t, kernel_quant(k)),
@@ -392,7 +395,7 @@ static void tail_assemble(struct tail *t, struct buffer *out) {
         if (!b->bytes) continue;
         buffer_align(out, PLAN_SECTION_ALIGN);
         struct plan_section s = {.kind = kind, .offset = out->bytes, .bytes = b->bytes, .stride = t->stride[kind]};
-        s.flags = kind == PLAN_CHAT || kind == PLAN_FORECAST ? PLAN_SECTION_OPTIONAL : 0;
+        s.flags = kind == PLAN_CHAT || kind == PLAN_FORECAST || kind == PLAN_ORIGIN ? PLAN_SECTION_OPTIONAL : 0;
         if (!s.stride) s.stride = 1;
         s.count = (uint32_t)(b->bytes / s.stride);
         buffer_append(out, b->data, b->bytes);
@@ -401,38 +404,41 @@ static void tail_assemble(struct tail *t, struct buffer *out) {
     }
 }
 
-static struct plan_hash plan_hash_of(const void *p, size_t bytes) {
+struct plan_hash emit_hash(const void *p, size_t bytes) {
     struct hash128 h = hash_bytes(p, bytes);
     struct plan_hash out;
     memcpy(out.bytes, h.bytes, sizeof out.bytes);
     return out;
 }
 
+void emit_header(struct plan_header *h, struct hash128 gguf_hash, uint64_t weights) {
+    *h = (struct plan_header){.version = PLAN_VERSION, .header_bytes = PLAN_HEADER_BYTES,
+                              .weights_offset = PLAN_HEADER_BYTES, .weights_bytes = weights};
+    memcpy(h->magic, PLAN_MAGIC, sizeof h->magic);
+    memcpy(h->gguf_hash.bytes, gguf_hash.bytes, sizeof h->gguf_hash.bytes);
+    h->header_hash = emit_hash(h, offsetof(struct plan_header, header_hash));
+}
+
+void emit_slot(struct plan_slot *s, uint64_t generation, uint64_t offset, const struct buffer *tail) {
+    *s = (struct plan_slot){.generation = generation, .tail_offset = offset, .tail_bytes = tail->bytes,
+                            .tail_hash = emit_hash(tail->data, tail->bytes)};
+    s->slot_hash = emit_hash(s, offsetof(struct plan_slot, slot_hash));
+}
+
 static bool write_header(struct output *o, const struct emit_input *in, uint64_t weights, const struct buffer *tail, struct diag *d) {
-    struct plan_header h = {.version = PLAN_VERSION, .header_bytes = PLAN_HEADER_BYTES,
-                            .weights_offset = PLAN_HEADER_BYTES, .weights_bytes = weights};
-    memcpy(h.magic, PLAN_MAGIC, sizeof h.magic);
-    memcpy(h.gguf_hash.bytes, in->gguf_hash.bytes, sizeof h.gguf_hash.bytes);
-    h.header_hash = plan_hash_of(&h, offsetof(struct plan_header, header_hash));
-    struct plan_slot *s = &h.slot[0];
-    s->generation = 1;
-    s->tail_offset = h.weights_offset + weights;
-    s->tail_bytes = tail->bytes;
-    s->tail_hash = plan_hash_of(tail->data, tail->bytes);
-    s->slot_hash = plan_hash_of(s, offsetof(struct plan_slot, slot_hash));
+    struct plan_header h;
+    emit_header(&h, in->gguf_hash, weights);
+    emit_slot(&h.slot[0], 1, h.weights_offset + weights, tail);
     uint8_t page[PLAN_HEADER_BYTES] = {0};
     memcpy(page, &h, sizeof h);
     return write_at(o, page, sizeof page, 0, d);
 }
 
-bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result *r, struct arena *a, struct diag *d) {
+void emit_tail(const struct emit_input *in, const struct plan_hash *hashes, struct buffer *tail, struct arena *a) {
     const struct program *p = in->program;
-    struct plan_hash *hashes = arena_array(a, p->n_pieces + 1u, sizeof *hashes);
-    if (!write_weights(o, p, hashes, d)) return false;
     struct tail t = {0};
-    struct buffer tail = {0};
     add_info(&t, in, a);
-    add_kernels(&t, p, in->toolchain->code_align, a);
+    add_kernels(&t, in, a);
     add_launches(&t, p);
     add_phases(&t, in);
     add_pieces(&t, p, hashes);
@@ -440,8 +446,18 @@ bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result
     add_tests(&t, in->selftest);
     add_blob(&t, PLAN_TOKENIZER, in->tokenizer);
     add_blob(&t, PLAN_CHAT, in->chat);
-    ADD(&t, PLAN_FORECAST, *in->forecast);
-    tail_assemble(&t, &tail);
+    if (in->forecast) ADD(&t, PLAN_FORECAST, *in->forecast);
+    add_blob(&t, PLAN_ORIGIN, in->origin);
+    tail_assemble(&t, tail);
+    for (unsigned i = 0; i < PLAN_SECTION_KINDS; i++) buffer_free(&t.section[i]);
+}
+
+bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result *r, struct arena *a, struct diag *d) {
+    const struct program *p = in->program;
+    struct plan_hash *hashes = arena_array(a, p->n_pieces + 1u, sizeof *hashes);
+    struct buffer tail = {0};
+    if (!write_weights(o, p, hashes, d)) return false;
+    emit_tail(in, hashes, &tail, a);
     r->weights_bytes = weights_bytes(p);
     r->tail_bytes = tail.bytes;
     r->plan_bytes = PLAN_HEADER_BYTES + r->weights_bytes + tail.bytes;
@@ -452,7 +468,6 @@ bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result
         ok = false;
     }
     ok = ok && output_publish(o, a, d);
-    for (unsigned i = 0; i < PLAN_SECTION_KINDS; i++) buffer_free(&t.section[i]);
     buffer_free(&tail);
     return ok;
 }

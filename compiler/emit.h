@@ -17,13 +17,23 @@ struct emit_input {
     const struct toolchain *toolchain;
     const struct selftest *selftest;
     const uint16_t *cover;               /* [ctx_max + 1] */
-    const struct plan_forecast *forecast;
-    const struct buffer *tokenizer, *chat;   /* chat: empty for none */
+    const struct plan_forecast *forecast;   /* NULL: none */
+    const struct buffer *tokenizer, *chat, *origin;   /* empty: none */
     struct hash128 gguf_hash;
     const char *spec_name;
+    const char *spec_hash;               /* NULL: the program's spec's */
+    const char *const *details;          /* of kernels, NULL where it is made from its choices; NULL: all are */
 };
 struct emit_result { uint64_t plan_bytes, weights_bytes, tail_bytes; };
 
+/* The tail alone; hashes are those of the program's pieces. */
+void emit_tail(const struct emit_input *in, const struct plan_hash *hashes, struct buffer *tail, struct arena *a);
+/* Slot `s` of a header for a tail at `offset`. */
+void emit_slot(struct plan_slot *s, uint64_t generation, uint64_t offset, const struct buffer *tail);
+/* A header without slots. */
+void emit_header(struct plan_header *h, struct hash128 gguf_hash, uint64_t weights_bytes);
+/* Hash of a piece's bytes with zeros up to the alignment. */
+struct plan_hash emit_hash(const void *bytes, size_t n);
 /* False: a diagnostic says why and no file appears. */
 bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result *result, struct arena *a, struct diag *d);
 

@@ -143,3 +143,42 @@ bool kernel_source(struct kernel *k, const char *dir, struct arena *a, struct di
     buffer_free(&b);
     return ok;
 }
+
+bool kernel_template_hash(const struct contract_template *t, const char *dir, struct hash128 *hash, struct arena *a, struct diag *d) {
+    struct buffer b = {0};
+    bool ok = splice(&b, dir, t->source, 0, a, d) && splice(&b, dir, "contract.lua", 0, a, d);
+    if (ok) *hash = hash_bytes(b.data, b.bytes);
+    buffer_free(&b);
+    return ok;
+}
+
+static bool is_word_char(char c) { return isalnum((unsigned char)c) || c == '_'; }
+
+static bool mentions(const char *text, const char *word) {
+    size_t n = strlen(word);
+    for (const char *p = text; (p = strstr(p, word)); p += n)
+        if (!is_word_char(p[-1]) && !is_word_char(p[n])) return true;
+    return false;
+}
+
+struct hash128 kernel_identity(const struct kernel *k) {
+    struct buffer b = {0}, word = {0};
+    const char *body = strstr(k->source, "\n#line ");   /* after the defines */
+    for (const char *p = k->source, *eol; p < body; p = eol + 1) {
+        bool used = true;
+        eol = strchr(p, '\n');
+        for (unsigned i = 0; i < k->n_choices; i++) {
+            word.bytes = 0;
+            define_upper(&word, k->choices[i].name, NULL);
+            if (strncmp(p, (const char *)word.data, word.bytes) || p[word.bytes] != ' ') continue;
+            buffer_append(&word, "", 1);
+            used = mentions(body, (const char *)word.data + strlen("#define "));
+            break;
+        }
+        if (used) buffer_append(&b, p, (size_t)(eol - p) + 1);
+    }
+    buffer_append(&b, body, strlen(body));
+    struct hash128 h = hash_bytes(b.data, b.bytes);
+    buffer_free(&b), buffer_free(&word);
+    return h;
+}

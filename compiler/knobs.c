@@ -60,7 +60,7 @@ bool knobs_print(const struct spec *s, enum report_format format, FILE *out, str
     json_t *root = json_object(), *knobs = json_array(), *templates = json_array();
     for (unsigned i = 0; i < p.n_templates; i++) {
         const struct contract_template *t = &p.templates[i];
-        for (unsigned j = 0; j < t->n_params; j++) add_row(knobs, s, t, &t->params[j], a);
+        for (unsigned j = 0; j < t->n_params; j++) add_row(knobs, p.spec, t, &t->params[j], a);
         if (t->n_params) add_template(templates, t);
     }
     report_set(root, "knobs", knobs);

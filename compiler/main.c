@@ -19,6 +19,7 @@
 #include "knobs.h"
 #include "memory.h"
 #include "nvrtc.h"
+#include "origin.h"
 #include "progress.h"
 #include "tokenizer.h"
 
@@ -150,7 +151,7 @@ struct job {
     struct spec spec;
     struct gguf gguf;
     struct output out;
-    struct buffer tokenizer, chat;
+    struct buffer tokenizer, chat, origin;
 };
 
 /* "orin_nano" of "specs/orin_nano.lua": a plan's bytes do not tell from which folder. */
@@ -193,8 +194,10 @@ static int compile_model(struct job *j, double start) {
     cost_forecast(&p, token_ns, cover, &forecast);
     if (!find_toolchain(&toolchain, j) || !toolchain_compile(&toolchain, &p, a, d)) return EXIT_ENVIRONMENT;
     if (o->stage == STAGE_RESOURCES) return print_resources(&p, &toolchain, a), 0;
-    struct emit_input in = {&p, &toolchain, &selftest, cover, &forecast, &j->tokenizer, &j->chat,
-                            hash_bytes(j->gguf.map.data, j->gguf.map.bytes), spec_stem(o->spec, a)};
+    origin_write(&p, &j->origin);
+    struct emit_input in = {.program = &p, .toolchain = &toolchain, .selftest = &selftest, .cover = cover, .forecast = &forecast,
+                            .tokenizer = &j->tokenizer, .chat = &j->chat, .origin = &j->origin,
+                            .gguf_hash = hash_bytes(j->gguf.map.data, j->gguf.map.bytes), .spec_name = spec_stem(o->spec, a)};
     if (o->stage == STAGE_TEXT) return emit_print(&in, stdout), 0;
     selftest_build(&selftest, &p, a);
     for (unsigned i = 0; i < selftest.model.n_values; i++)
@@ -230,7 +233,7 @@ static int compile(const struct options *o) {
         gguf_close(&j.gguf);
     }
     output_abandon(&j.out);
-    buffer_free(&j.tokenizer), buffer_free(&j.chat);
+    buffer_free(&j.tokenizer), buffer_free(&j.chat), buffer_free(&j.origin);
     diag_finish(&d);
     arena_free(&a);
     return base_interrupted ? 128 + base_interrupted : finish_stdout(rc);
@@ -318,8 +321,9 @@ static int command_spec(int argc, char **argv) {
     struct arena a = {0};
     struct diag d = {.out = stderr};
     struct spec s;
-    bool ok = spec_load(&s, positional[1], o.sets, o.n_sets, &a, &d) && contract_check(&s, &a, &d);
-    if (ok && !strcmp(positional[0], "dump")) spec_dump(&s, stdout);
+    struct program p;
+    bool ok = spec_load(&s, positional[1], o.sets, o.n_sets, &a, &d) && contract_declare(&p, &s, &a, &d);
+    if (ok && !strcmp(positional[0], "dump")) spec_dump(p.spec, stdout);
     diag_finish(&d);
     arena_free(&a);
     return finish_stdout(ok ? 0 : EXIT_BAD_INPUT);

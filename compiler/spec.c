@@ -14,8 +14,9 @@
 #include <sys/stat.h>
 
 #include "spec_internal.h"
+#include "tuned.h"
 
-enum { FILE_MAX_BYTES = 256 << 10, DEPTH_MAX = 8 };
+enum { FILE_MAX_BYTES = 256 << 10, TUNED_MAX_BYTES = 64 << 20, DEPTH_MAX = 8 };
 
 /* ---- files ---- */
 
@@ -33,6 +34,12 @@ static const char *bare_name(struct arena *a, const char *path) {
     return arena_printf(a, "%s%.*s", tuned ? "tuned/" : "", (int)stem_bytes(name), name);
 }
 
+/* Tuning results, not Lua. */
+static bool is_tuned(const char *path) {
+    size_t n = strlen(path);
+    return n > 6 && !strcmp(path + n - 6, ".jsonl");
+}
+
 static bool is_file(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && !S_ISDIR(st.st_mode);
@@ -47,8 +54,8 @@ static char *read_text(struct reader *r, const char *path, size_t *bytes, struct
         why = strerror(errno);
     else if (!S_ISREG(st.st_mode))
         why = "it is not a regular file";
-    else if (st.st_size > FILE_MAX_BYTES)
-        why = "it is larger than 256 KiB";
+    else if (st.st_size > (is_tuned(path) ? TUNED_MAX_BYTES : FILE_MAX_BYTES))
+        why = is_tuned(path) ? "it is larger than 64 MiB" : "it is larger than 256 KiB";
     else if (!(text = file_read(r->a, path, bytes)))
         why = strerror(errno);
     if (why)
@@ -62,7 +69,7 @@ static int add_text(struct reader *r, const char *name, const char *text, size_t
     unsigned i = r->n_files++;
     r->sources[i] = (struct spec_source){.name = name, .text = text, .bytes = bytes};
     r->files[i] = f;
-    source_scan(&r->sources[i], r->a);
+    if (!is_tuned(name)) source_scan(&r->sources[i], r->a);
     r->s->sources = r->sources;
     r->s->n_sources = r->n_files;
     return (int)i;
@@ -155,6 +162,13 @@ static const char *home_path(struct arena *a, const char *name) {
     return arena_printf(a, "%s/specs/%s.lua", base_home(), name);
 }
 
+/* What an include of `name` may mean in a folder: a spec, or tuning results. */
+static const char *const endings[] = {".lua", ".jsonl"};
+enum { PLAIN_ENDINGS = 1, TUNED_ENDINGS = 2 };
+static unsigned endings_of(const char *name) {
+    return strncmp(name, "tuned/", 6) ? PLAIN_ENDINGS : TUNED_ENDINGS;
+}
+
 /* Files of ours are shown as specs/NAME.lua wherever they are installed. */
 static int add_home(struct reader *r, const char *name, unsigned rank, struct spec_place from) {
     return add_file(r, home_path(r->a, name), arena_printf(r->a, "specs/%s.lua", name), rank, from);
@@ -207,12 +221,17 @@ static int add_main(struct reader *r, const char *path) {
 /* The file that an include means, read: its number, or -1 with a diagnostic. */
 static int add_included(struct reader *r, const char *name, struct spec_place at) {
     const struct file *from = &r->files[spec_file_of(r, at)];
-    const char *beside = arena_printf(r->a, "%s%s.lua", directory_part(r->a, from->path), name);
-    const char *shown = arena_printf(r->a, "%s%s.lua", directory_part(r->a, at.file), name);
+    const char *near = directory_part(r->a, from->path), *shown = directory_part(r->a, at.file);
     unsigned rank = from->rank < SPEC_RANK_DEFAULTS ? from->rank + 1 : from->rank;
-    if (is_file(beside)) return add_file(r, beside, shown, rank, at);
-    if (is_file(home_path(r->a, name))) return add_home(r, name, rank, at);
-    refuse_name(r, at, name, shown);
+    for (unsigned i = 0; i < endings_of(name); i++) {
+        const char *beside = arena_printf(r->a, "%s%s%s", near, name, endings[i]);
+        if (is_file(beside)) return add_file(r, beside, arena_printf(r->a, "%s%s%s", shown, name, endings[i]), rank, at);
+    }
+    for (unsigned i = 0; i < endings_of(name); i++) {
+        const char *home = arena_printf(r->a, "%s/specs/%s%s", base_home(), name, endings[i]);
+        if (is_file(home)) return add_file(r, home, arena_printf(r->a, "specs/%s%s", name, endings[i]), rank, at);
+    }
+    refuse_name(r, at, name, arena_printf(r->a, "%s%s.lua", shown, name));
     return -1;
 }
 
@@ -232,6 +251,26 @@ static bool is_first_reading(struct reader *r, int i, const char *name, struct s
     return true;
 }
 
+/* The choices among the rows of a file that was added. */
+static bool take_tuned(struct reader *r, int i) {
+    struct spec *s = r->s;
+    struct tuned_row *rows;
+    unsigned n;
+    const struct spec_source *source = &r->sources[i];
+    if (!tuned_parse(source->name, source->text, source->bytes, &rows, &n, NULL, r->a, r->d)) return false;
+    struct spec_tuned *all = arena_array(r->a, s->n_tuned + n + 1u, sizeof *all);
+    if (s->n_tuned) memcpy(all, s->tuned, s->n_tuned * sizeof *all);
+    s->tuned = all;
+    for (unsigned j = 0; j < n; j++) {
+        if (!rows[j].choice) continue;
+        all[s->n_tuned++] = (struct spec_tuned){.hash = rows[j].hash, .target = rows[j].target,
+            .entry = {.shape = rows[j].shape, .template_name = rows[j].template_name, .match = rows[j].key, .n_match = rows[j].n_key,
+                      .set = rows[j].set, .n_set = rows[j].n_set, .rank = r->files[i].rank,
+                      .place = {.file = source->name, .line = rows[j].line}}};
+    }
+    return true;
+}
+
 bool spec_include(struct reader *r, const char *name, struct spec_place at) {
     unsigned before = r->current;
     if (!strcmp(name, "defaults")) return true;
@@ -242,6 +281,7 @@ bool spec_include(struct reader *r, const char *name, struct spec_place at) {
     }
     int i = add_included(r, name, at);
     if (i < 0 || !is_first_reading(r, i, name, at)) return false;
+    if (is_tuned(r->files[i].path)) return take_tuned(r, i);
     int status = load_file(r, i);
     if (status != LUA_OK) {
         report_lua(r, status);
@@ -342,6 +382,28 @@ bool spec_load(struct spec *s, const char *path, const char *const *sets, unsign
     s->file = r->sources[r->n_files - 1].name;
     evaluate(r);
     if (d->errors == r->errors_before) finish(r, sets, n_sets);
+    return d->errors == r->errors_before;
+}
+
+/* --set lines stand at the beginning of a line and are comments to Lua. */
+static unsigned collect_sets(struct reader *r, const char *text, const char **sets, unsigned max) {
+    unsigned n = 0;
+    for (const char *p = text, *eol; p && *p && n < max; p = eol ? eol + 1 : NULL) {
+        eol = strchr(p, '\n');
+        if (!strncmp(p, "--set ", 6) && eol) sets[n++] = arena_copy(r->a, p + 6, (size_t)(eol - p) - 6);
+    }
+    return n;
+}
+
+bool spec_load_text(struct spec *s, const char *name, const char *text, size_t bytes, struct arena *a, struct diag *d) {
+    struct reader *r = start(s, a, d);
+    const char *sets[KEYS_MAX];
+    if (add_defaults(r) < 0) return false;
+    text = arena_copy(a, text, bytes);
+    add_text(r, name, text, bytes, (struct file){.path = name, .real = name, .bare = name});
+    s->file = name;
+    evaluate(r);
+    if (d->errors == r->errors_before) finish(r, sets, collect_sets(r, text, sets, KEYS_MAX));
     return d->errors == r->errors_before;
 }
 

@@ -34,6 +34,9 @@ struct spec_entry {
     unsigned rank;              /* includes between the user's own file (0) and this one; SPEC_RANK_DEFAULTS: defaults.lua */
 };
 
+/* A choice of a file of tuning results, which becomes an entry where its template and target are still the same (tuned.h). */
+struct spec_tuned { struct spec_entry entry; const char *hash, *target; };
+
 #define SPEC_BUCKETS_MAX 32
 #define SPEC_RANK_DEFAULTS 1000
 struct spec_source;
@@ -48,6 +51,7 @@ struct spec {
     uint32_t buckets[SPEC_BUCKETS_MAX]; unsigned n_buckets;   /* ascending multiples of 8, 8..512 */
     struct spec_place buckets_place;
     struct spec_entry *entries; unsigned n_entries;           /* in the order in which they were read */
+    struct spec_tuned *tuned;   unsigned n_tuned;
     const struct spec_source *sources; unsigned n_sources;   /* texts of the files read, for carets */
     struct hash128 hash;        /* over every file read, in order, and the overrides */
 };
@@ -55,10 +59,14 @@ struct spec {
 /* Load `path` (a file, or a bare name looked up in HOME/specs/), apply --set overrides ("memory.ctx_max=2048",
  * "buckets=8,16", "matmul.tokens=2" = a kernel entry that matches everything and beats everything). False: diagnostics. */
 bool spec_load(struct spec *s, const char *path, const char *const *sets, unsigned n_sets, struct arena *a, struct diag *d);
+/* The same of a text that spec_write has written; messages call it `name`. */
+bool spec_load_text(struct spec *s, const char *name, const char *text, size_t bytes, struct arena *a, struct diag *d);
 /* Scalars by "section.key"; every key has a built-in default (specs/defaults.lua is included first, always), so these never fail. */
 const struct spec_value *spec_get(const struct spec *s, const char *section_key);
 /* Merged result with the place of each value: what `jllmc spec dump` prints; itself a valid spec. */
 void spec_dump(const struct spec *s, FILE *out);
+/* The same without places, and with --set of parameters as comments, which spec_load_text takes for what they say. */
+void spec_write(const struct spec *s, FILE *out);
 
 /* An error at a place of the spec, with the source line and a caret where they are known. */
 void spec_error(const struct spec *s, struct diag *d, struct spec_place at, const char *code, const char *format, ...)

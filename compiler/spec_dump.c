@@ -87,22 +87,28 @@ static void dump_value(FILE *out, const struct spec_value *v) {
     }
 }
 
-static void dump_place(FILE *out, struct spec_place at) {
+/* `places` of all that follow: say where a value was set. */
+struct dump { FILE *out; bool places; };
+
+static void dump_place(const struct dump *d, struct spec_place at) {
+    FILE *out = d->out;
     char clean[80];
+    if (!d->places) return;
     snprintf(clean, sizeof clean, "%s", diag_quote(at.file, strlen(at.file)));
     fprintf(out, "-- %s", clean);
     if (at.line) fprintf(out, ":%u", at.line);
 }
 
-static void dump_section(const char *section, const struct spec_field *fields, unsigned n,
-                         FILE *out) {
+static void dump_section(const struct dump *d, const char *section, const struct spec_field *fields,
+                         unsigned n) {
+    FILE *out = d->out;
     fprintf(out, "%s {\n", section);
     for (unsigned i = 0; i < n; i++) {
         fprintf(out, "    %s = ", fields[i].key);
         dump_value(out, &fields[i].value);
-        fputs(", ", out);
-        dump_place(out, fields[i].value.place);
-        fprintf(out, "  (%s)\n", spec_find_key(section, fields[i].key)->doc);
+        fputs(d->places ? ", " : ",\n", out);
+        dump_place(d, fields[i].value.place);
+        if (d->places) fprintf(out, "  (%s)\n", spec_find_key(section, fields[i].key)->doc);
     }
     fputs("}\n", out);
 }
@@ -121,28 +127,42 @@ static void dump_match(const struct spec_entry *e, bool when, FILE *out) {
 }
 
 /* One line per parameter: each has its own place. */
-static void dump_entry(const struct spec *s, const struct spec_entry *e, FILE *out) {
+static void dump_entry(const struct dump *d, const struct spec *s, const struct spec_entry *e) {
+    FILE *out = d->out;
+    if (!d->places && spec_is_override(e)) {
+        fprintf(out, "--set %s.%s=%lld\n", e->template_name, e->set->key, (long long)e->set->value.integer);
+        return;
+    }
     for (unsigned i = 0; i < e->n_set; i++) {
         if (spec_is_superseded(s, e, e->set[i].key)) continue;
-        const struct spec_field *f = effective_set(s, e, &e->set[i]);
+        const struct spec_field *f = d->places ? effective_set(s, e, &e->set[i]) : &e->set[i];
         fprintf(out, "%s \"%s\" {", e->shape ? "shape" : "kernel", e->template_name);
         dump_match(e, false, out);
         dump_match(e, true, out);
         fprintf(out, " %s = %lld } ", f->key, (long long)f->value.integer);
-        dump_place(out, f->value.place);
+        dump_place(d, f->value.place);
         fputc('\n', out);
     }
 }
 
-void spec_dump(const struct spec *s, FILE *out) {
+static void dump_all(const struct dump *d, const struct spec *s) {
+    FILE *out = d->out;
     fprintf(out, "jllm_spec(%d)\n", SPEC_VERSION);
-    dump_section("target", s->target, s->n_target, out);
+    dump_section(d, "target", s->target, s->n_target);
     fputs("buckets { ", out);
     for (unsigned i = 0; i < s->n_buckets; i++) fprintf(out, "%s%u", i ? ", " : "", s->buckets[i]);
     fputs(" } ", out);
-    dump_place(out, s->buckets_place);
+    dump_place(d, s->buckets_place);
     fputc('\n', out);
-    dump_section("memory", s->memory, s->n_memory, out);
-    dump_section("cc", s->cc, s->n_cc, out);
-    for (unsigned i = 0; i < s->n_entries; i++) dump_entry(s, &s->entries[i], out);
+    dump_section(d, "memory", s->memory, s->n_memory);
+    dump_section(d, "cc", s->cc, s->n_cc);
+    for (unsigned i = 0; i < s->n_entries; i++) dump_entry(d, s, &s->entries[i]);
+}
+
+void spec_dump(const struct spec *s, FILE *out) {
+    dump_all(&(struct dump){out, true}, s);
+}
+
+void spec_write(const struct spec *s, FILE *out) {
+    dump_all(&(struct dump){out, false}, s);
 }

@@ -34,17 +34,19 @@ struct batch {
     uint32_t *todo, n_todo;
     pthread_mutex_t lock;     /* over arena, diag and progress */
     struct progress progress;
+    const char **failures;    /* [n_kernels]: a kernel that fails is no error; NULL: it is */
     bool failed;
 };
 
 static void report_failure(struct batch *b, const struct kernel *k, const struct image_failure *f) {
     pthread_mutex_lock(&b->lock);
-    if (!b->failed) {   /* one kernel's errors say it; the others of the template repeat it */
-        diag_error(b->d, "kernel", k->template->source, "kernel %s does not compile with %s: %s", k->name, b->t->program,
-                   f->why ? f->why : "the compiler says:");
+    const char *why = f->why ? f->why : "the compiler says:";
+    if (b->failures) b->failures[k - b->p->kernels] = arena_printf(b->a, "%s%s%.2000s", why, f->log ? "\n" : "", f->log ? f->log : "");
+    else if (!b->failed) {   /* one kernel's errors say it; the others of the template repeat it */
+        diag_error(b->d, "kernel", k->template->source, "kernel %s does not compile with %s: %s", k->name, b->t->program, why);
         if (f->log && *f->log) diag_note(b->d, "%s", f->log);
     }
-    b->failed = true;
+    b->failed |= !b->failures;
     pthread_mutex_unlock(&b->lock);
 }
 
@@ -92,6 +94,7 @@ static void take_cached(struct batch *b) {
         struct kernel *k = &b->p->kernels[i];
         size_t bytes;
         uint64_t facts[IMAGE_FACTS] = {0};
+        if (k->image) continue;
         k->source_hash = b->t->hash(b->t, k->source);
         const uint8_t *payload = cache_get(k->source_hash, b->a, &bytes);
         if (payload && bytes > head) {
@@ -101,9 +104,9 @@ static void take_cached(struct batch *b) {
     }
 }
 
-bool toolchain_compile(const struct toolchain *t, struct program *p, struct arena *a, struct diag *d) {
+bool toolchain_try(const struct toolchain *t, struct program *p, const char **failures, struct arena *a, struct diag *d) {
     assert(t->n_facts >= 1 && t->n_facts <= IMAGE_FACTS);
-    struct batch b = {.t = t, .p = p, .a = a, .d = d, .lock = PTHREAD_MUTEX_INITIALIZER};
+    struct batch b = {.t = t, .p = p, .a = a, .d = d, .lock = PTHREAD_MUTEX_INITIALIZER, .failures = failures};
     b.todo = arena_array(a, p->n_kernels + 1u, sizeof *b.todo);
     progress_begin(&b.progress, p->n_kernels);
     take_cached(&b);
@@ -118,4 +121,8 @@ bool toolchain_compile(const struct toolchain *t, struct program *p, struct aren
     }
     progress_end(&b.progress);
     return !b.failed;
+}
+
+bool toolchain_compile(const struct toolchain *t, struct program *p, struct arena *a, struct diag *d) {
+    return toolchain_try(t, p, NULL, a, d);
 }

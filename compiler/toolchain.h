@@ -38,7 +38,10 @@ struct toolchain {
 /* A part of a key, with its length before it. */
 void toolchain_hash_part(struct buffer *b, const char *part);
 /* Compile every kernel of p (or take it from the cache) on the cores given, with a progress line each. Fills image, entry,
- * source_hash, registers, spill_bytes, shared_bytes. False: diagnostics carry the compiler's own words. */
+ * source_hash, registers, spill_bytes, shared_bytes; kernels that have an image keep it. False: diagnostics carry the compiler's own words. */
 bool toolchain_compile(const struct toolchain *t, struct program *p, struct arena *a, struct diag *d);
+/* The same of whatever compiles: kernels that do not are left without an image, and failures[n_kernels] says why (else NULL).
+ * False: nothing can be compiled at all. */
+bool toolchain_try(const struct toolchain *t, struct program *p, const char **failures, struct arena *a, struct diag *d);
 
 #endif

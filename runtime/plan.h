@@ -82,6 +82,7 @@ enum plan_section_kind {
     PLAN_TEST_VALUES, /* struct plan_test_value[] */
     PLAN_TEST_MODEL,  /* struct plan_test_model, then ids and values: the whole model on a few tokens */
     PLAN_FORECAST,    /* optional, one struct plan_forecast: what the spec's facts say this plan takes */
+    PLAN_ORIGIN,      /* optional: struct plan_origin, then the spec's text: what a retune lowers the model by again */
     PLAN_SECTION_KINDS
 };
 enum { PLAN_SECTION_OPTIONAL = 1 };   /* a reader that does not know the kind may ignore it */
@@ -263,6 +264,10 @@ struct plan_forecast {
     uint32_t sms, bound;      /* bound: enum cost_bound of a decode step, in the compiler's cost.h */
 };
 
+/* Dimensions that no other section states. The spec's text is what `jllmc spec dump` prints without places, with --set of
+ * parameters as comments of that form. */
+struct plan_origin { uint32_t n_head, n_head_kv, head_dim, rope_dim, rope_neox, spec_bytes; double rms_eps; };
+
 /* What changes from step to step; the only thing besides arena and cache that a kernel may see change. */
 struct plan_step {
     uint32_t n_tokens;        /* tokens in this pass, 1..the phase's n_tokens; kernels skip the rest */
@@ -340,5 +345,6 @@ _Static_assert(sizeof(struct plan_test_value) == 16, "test value");
 _Static_assert(sizeof(struct plan_test_model) == 16, "test model");
 _Static_assert(sizeof(struct plan_step) == 112 + 4 * PLAN_TOKENS_MAX + 4 * PLAN_COUNTERS_MAX, "step");
 _Static_assert(sizeof(struct plan_forecast) == 10 * 8 + 6 * 8 + 8, "forecast");
+_Static_assert(sizeof(struct plan_origin) == 32, "origin");
 
 #endif
