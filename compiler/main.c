@@ -8,7 +8,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include "cc.h"
 #include "chat.h"
 #include "cost.h"
 #include "diff.h"
@@ -18,10 +17,10 @@
 #include "inspect.h"
 #include "knobs.h"
 #include "memory.h"
-#include "nvrtc.h"
 #include "origin.h"
 #include "progress.h"
 #include "tokenizer.h"
+#include "tune.h"
 
 enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_ENVIRONMENT = 3, SETS_MAX = 64, FILES_MAX = 256 };
 
@@ -34,6 +33,10 @@ static const char usage[] =
     "       jllmc explain MODEL.gguf|- [--spec NAME|FILE] [--set KEY=VALUE]... [--op N] [-o md|json]\n"
     "       jllmc diff PLAN PLAN [-o md|json]\n"
     "       jllmc inspect PLAN [-o md|json]\n"
+    "       jllmc tune MODEL.gguf|PLAN [--spec NAME|FILE] [--set KEY=VALUE]... [--sweep T.PARAM=[1|2]]... [--nvrtc PATH]\n"
+    "                     [--search fast|mixed|full] [--tuned FILE] [--continue] [--timeout S] [--dry-run] [-o md|json]\n"
+    "       jllmc retune PLAN --profile FILE [--top N] [--search fast|mixed|full] [--tuned FILE] [--nvrtc PATH] [-o md|json]\n"
+    "       jllmc pack PLAN\n"
     "       jllmc knobs [--spec NAME|FILE] [--set KEY=VALUE]... [-o md|json]\n"
     "       jllmc spec dump|check NAME|FILE [--set KEY=VALUE]...\n"
     "       jllmc --version | --help\n"
@@ -48,6 +51,11 @@ static const char usage[] =
     "         --op N shows launch N in full (the numbers are in the column `first` of the kernels).\n"
     "diff     what differs between two plans and what it costs. Exit 0 the same, 1 different, 2 trouble.\n"
     "inspect  what a plan holds: facts, memory, kernels and their resources, weights. md is the default.\n"
+    "tune     time the parameters that kernels may have on this device, for every shape of a model; the results are\n"
+    "         rows of tuned/SPEC.jsonl beside the spec (--tuned names another file), for specs to include.\n"
+    "         --continue goes on where a tune was stopped; --timeout stops after S seconds; --sweep tries these alone.\n"
+    "retune   tune what a profile says loses most, and give the plan kernels by that; weights stay as they are.\n"
+    "pack     drop what a retune has left of earlier kernels in a plan.\n"
     "knobs    what a spec can tune: legal values, defaults, what each does, the line that sets it.\n"
     "spec     dump prints the merged spec and where each value came from; check only checks it.\n"
     "\n"
@@ -62,6 +70,9 @@ struct options {
     unsigned n_sets;
     enum stage stage;
     int64_t launch;              /* --op; -1: none */
+    struct tune_options tune;
+    const char *profile;
+    unsigned top;
 };
 
 static int usage_error(const char *format, const char *what) {
@@ -160,11 +171,6 @@ static const char *spec_stem(const char *path, struct arena *a) {
     return arena_printf(a, "%.*s", (int)(dot && !strcmp(dot, ".lua") ? (size_t)(dot - name) : strlen(name)), name);
 }
 
-static bool find_toolchain(struct toolchain *t, const struct job *j) {
-    if (strcmp(spec_get(&j->spec, "target.device")->string, "cuda")) return cc_find(t, &j->spec, j->a, j->d);
-    return nvrtc_find(t, &j->spec, j->o->nvrtc, j->a, j->d);
-}
-
 static int compile_model(struct job *j, double start) {
     const struct options *o = j->o;
     struct arena *a = j->a;
@@ -192,7 +198,7 @@ static int compile_model(struct job *j, double start) {
     const uint16_t *cover = cost_cover(&p, token_ns, a);
     struct plan_forecast forecast;
     cost_forecast(&p, token_ns, cover, &forecast);
-    if (!find_toolchain(&toolchain, j) || !toolchain_compile(&toolchain, &p, a, d)) return EXIT_ENVIRONMENT;
+    if (!toolchain_find(&toolchain, &j->spec, o->nvrtc, a, d) || !toolchain_compile(&toolchain, &p, a, d)) return EXIT_ENVIRONMENT;
     if (o->stage == STAGE_RESOURCES) return print_resources(&p, &toolchain, a), 0;
     origin_write(&p, &j->origin);
     struct emit_input in = {.program = &p, .toolchain = &toolchain, .selftest = &selftest, .cover = cover, .forecast = &forecast,
@@ -247,14 +253,53 @@ static bool parse_stage(const char *name, enum stage *stage) {
     return false;
 }
 
+static bool parse_search(const char *name, enum tune_search *search) {
+    for (unsigned i = 0; i < COUNT(tune_search_names); i++)
+        if (!strcmp(name, tune_search_names[i])) return *search = (enum tune_search)i, true;
+    return false;
+}
+
+/* Options of tune and retune; false: it is none of them. */
+static bool parse_tune_option(struct options *o, int c, int *rc) {
+    struct tune_options *t = &o->tune;
+    char *end = NULL;
+    switch (c) {
+    case 'u': t->tuned = optarg; return true;
+    case 'c': t->resume = true; return true;
+    case 'd': t->dry_run = true; return true;
+    case 'r': o->profile = optarg; return true;
+    case 'w':
+        if (t->n_sweeps == TUNE_SWEEPS_MAX) *rc = usage_error("too many --sweep: %s", optarg);
+        else t->sweeps[t->n_sweeps++] = optarg;
+        return true;
+    case 'a':
+        if (!parse_search(optarg, &t->search)) *rc = usage_error("--search takes fast, mixed or full, not '%s'", optarg);
+        return true;
+    case 'T':
+        t->timeout_s = strtod(optarg, &end);
+        if (*end || end == optarg || !(t->timeout_s > 0)) *rc = usage_error("--timeout takes seconds, not '%s'", optarg);
+        return true;
+    case 'k': {
+        long n = strtol(optarg, &end, 10);
+        if (*end || end == optarg || n < 1 || n > 1000) *rc = usage_error("--top takes a number from 1 to 1000, not '%s'", optarg);
+        o->top = (unsigned)n;
+        return true;
+    }
+    default: return false;
+    }
+}
+
 /* positional has room for FILES_MAX. */
 static int parse_options(struct options *o, int argc, char **argv, const char **positional, unsigned *n_positional) {
     static const struct option longs[] = {
         {"spec", required_argument, NULL, 's'}, {"set", required_argument, NULL, 'S'}, {"emit", required_argument, NULL, 'e'},
         {"pre", required_argument, NULL, 'p'}, {"threads", required_argument, NULL, 't'}, {"output", required_argument, NULL, 'o'},
-        {"quiet", no_argument, NULL, 'q'}, {"nvrtc", required_argument, NULL, 'n'}, {"op", required_argument, NULL, 'O'}, {"help", no_argument, NULL, 'h'},
+        {"quiet", no_argument, NULL, 'q'}, {"nvrtc", required_argument, NULL, 'n'}, {"op", required_argument, NULL, 'O'},
+        {"sweep", required_argument, NULL, 'w'}, {"search", required_argument, NULL, 'a'}, {"tuned", required_argument, NULL, 'u'},
+        {"continue", no_argument, NULL, 'c'}, {"timeout", required_argument, NULL, 'T'}, {"dry-run", no_argument, NULL, 'd'},
+        {"profile", required_argument, NULL, 'r'}, {"top", required_argument, NULL, 'k'}, {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0}};
-    int c;
+    int c, rc = 0;
     char *end;
     opterr = 0;
     while ((c = getopt_long(argc, argv, "o:t:qh", longs, NULL)) != -1) switch (c) {
@@ -287,7 +332,9 @@ static int parse_options(struct options *o, int argc, char **argv, const char **
             o->launch = n;
             break;
         }
-        default: return usage_error("unknown option or missing value: '%s'", argv[optind - 1]);
+        default:
+            if (!parse_tune_option(o, c, &rc)) return usage_error("unknown option or missing value: '%s'", argv[optind - 1]);
+            if (rc) return rc;
         }
     for (*n_positional = 0; optind < argc; optind++) {
         if (*n_positional == FILES_MAX) return usage_error("one argument too many: '%s'", argv[optind]);
@@ -332,7 +379,7 @@ static int command_spec(int argc, char **argv) {
 /* The options of a command that reports: -o names a format. */
 static int parse_report(struct options *o, const char *command, int argc, char **argv, const char **positional, unsigned *n,
                         enum report_format *format) {
-    *o = (struct options){.out = "md", .launch = -1};
+    *o = (struct options){.out = "md", .launch = -1, .top = 3, .tune.search = TUNE_MIXED};
     int rc = parse_options(o, argc, argv, positional, n);
     if (rc) return rc;
     if (!report_parse_format(o->out, format)) {
@@ -373,6 +420,24 @@ static int command_knobs(int argc, char **argv) {
     diag_finish(&d);
     arena_free(&a);
     return finish_stdout(ok ? 0 : EXIT_BAD_INPUT);
+}
+
+static int command_tune(int argc, char **argv) {
+    struct options o;
+    const char *positional[FILES_MAX];
+    unsigned n;
+    enum report_format format;
+    int rc = parse_report(&o, "tune", argc, argv, positional, &n, &format);
+    if (rc) return rc;
+    if (n != 1) return usage_error("tune takes one model or plan%s", not_more(n));
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    o.tune.input = positional[0], o.tune.spec = o.spec, o.tune.nvrtc = o.nvrtc, o.tune.format = format;
+    o.tune.sets = o.sets, o.tune.n_sets = o.n_sets;
+    rc = tune_run(&o.tune, stdout, &a, &d);
+    diag_finish(&d);
+    arena_free(&a);
+    return base_interrupted ? 128 + base_interrupted : finish_stdout(rc);
 }
 
 static int command_fit(int argc, char **argv) {
@@ -430,8 +495,9 @@ static int command_diff(int argc, char **argv) {
 int main(int argc, char **argv) {
     static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
         {"compile", command_compile}, {"fit", command_fit}, {"explain", command_explain}, {"diff", command_diff},
-        {"inspect", command_inspect}, {"knobs", command_knobs}, {"spec", command_spec}};
-    static const char *const names[] = {"compile", "fit", "explain", "diff", "inspect", "knobs", "spec"};
+        {"inspect", command_inspect}, {"knobs", command_knobs}, {"spec", command_spec},
+        {"tune", command_tune}};
+    static const char *const names[] = {"compile", "fit", "explain", "diff", "inspect", "knobs", "spec", "tune"};
     base_start();
     if (argc < 2) return usage_error("%s", "no command");
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return fputs(usage, stdout), finish_stdout(0);

@@ -37,5 +37,8 @@ struct selftest {
     struct selftest_logit logits[256];
 };
 void selftest_build(struct selftest *t, const struct program *p, struct arena *a);
+/* Its parts: room for n_kernels kernels of p, then the tests of single launches in a phase of n_tokens. */
+void selftest_begin(struct selftest *t, unsigned n_kernels, struct arena *a);
+void selftest_add(struct selftest *t, const struct program *p, uint32_t launch, uint32_t n_tokens);
 
 #endif

@@ -574,7 +574,7 @@ static const struct kind *kind_find(const struct contract_template *t) {
 /* ---- all of them ---- */
 
 /* Every other large bucket is tested with a token missing, so that a partly filled tile is seen too. */
-static void kernel_build(struct selftest *t, const struct program *p, uint32_t launch, uint32_t n) {
+void selftest_add(struct selftest *t, const struct program *p, uint32_t launch, uint32_t n) {
     const struct launch *l = &p->launches[launch];
     struct builder b = { .t = t, .p = p, .launch = l, .kernel = &p->kernels[l->kernel],
                          .kernel_index = l->kernel, .launch_index = launch, .n = n, .first_input = t->n_inputs };
@@ -629,11 +629,15 @@ static void model_build(struct selftest *t, const struct program *p) {
     arena_free(&a);
 }
 
-void selftest_build(struct selftest *t, const struct program *p, struct arena *a) {
+void selftest_begin(struct selftest *t, unsigned n_kernels, struct arena *a) {
     *t = (struct selftest){ 0 };
-    t->tests = arena_array(a, p->n_kernels * (size_t)TESTS_MAX, sizeof *t->tests);
-    t->inputs = arena_array(a, p->n_kernels * (size_t)INPUTS_MAX, sizeof *t->inputs);
-    t->values = arena_array(a, p->n_kernels * (size_t)TESTS_MAX * SAMPLES_MAX, sizeof *t->values);
+    t->tests = arena_array(a, n_kernels * (size_t)TESTS_MAX, sizeof *t->tests);
+    t->inputs = arena_array(a, n_kernels * (size_t)INPUTS_MAX, sizeof *t->inputs);
+    t->values = arena_array(a, n_kernels * (size_t)TESTS_MAX * SAMPLES_MAX, sizeof *t->values);
+}
+
+void selftest_build(struct selftest *t, const struct program *p, struct arena *a) {
+    selftest_begin(t, p->n_kernels, a);
     bool *seen = arena_array(a, p->n_kernels, sizeof *seen);
     for (unsigned f = 0; f < p->n_phases; f++)
         for (uint32_t i = 0; i < p->phases[f].n_launches; i++) {
@@ -641,7 +645,7 @@ void selftest_build(struct selftest *t, const struct program *p, struct arena *a
             if (seen[p->launches[launch].kernel])
                 continue;
             seen[p->launches[launch].kernel] = true;
-            kernel_build(t, p, launch, p->phases[f].n_tokens);
+            selftest_add(t, p, launch, p->phases[f].n_tokens);
         }
     model_build(t, p);
 }

@@ -35,6 +35,8 @@ struct toolchain {
                     struct image_failure *f, struct arena *a);
 };
 
+/* The spec's: the C compiler, or NVRTC at `nvrtc` (NULL: where it is found). False: a diagnostic says what is missing. */
+bool toolchain_find(struct toolchain *t, const struct spec *s, const char *nvrtc, struct arena *a, struct diag *d);
 /* A part of a key, with its length before it. */
 void toolchain_hash_part(struct buffer *b, const char *part);
 /* Compile every kernel of p (or take it from the cache) on the cores given, with a progress line each. Fills image, entry,

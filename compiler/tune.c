@@ -1,0 +1,218 @@
+/* The command; see tune.h. What is tried and chosen: tune_search.c. */
+#include "tune.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "origin.h"
+
+/* --- what is tuned --------------------------------------------------------------------------------- */
+
+struct subject {
+    struct gguf gguf;
+    struct model model;
+    struct spec spec;
+    struct plan_view view;
+    struct origin origin;
+    bool has_gguf, has_view;
+    const char *spec_name;
+};
+
+static bool is_gguf(const char *path) {
+    char magic[4] = {0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return true;   /* which says why */
+    bool gguf = read(fd, magic, 4) == 4 && !memcmp(magic, "GGUF", 4);
+    close(fd);
+    return gguf;
+}
+
+static bool read_plan(struct subject *s, const struct tune_options *o, struct arena *a, struct diag *d) {
+    struct jllm_error e;
+    if (!plan_open(&s->view, o->input, &e)) return diag_error(d, "plan", NULL, "%s", e.text), false;
+    s->has_view = true;
+    s->spec_name = s->view.strings + s->view.info->spec_name;
+    if (!origin_read(&s->origin, &s->view, o->input, a, d)) return false;
+    s->model = s->origin.model;
+    if (!o->spec) {
+        s->spec = s->origin.spec;
+        if (o->n_sets) diag_error(d, "usage", NULL, "--set changes a spec: name one with --spec");
+        return !o->n_sets;
+    }
+    return spec_load(&s->spec, o->spec, o->sets, o->n_sets, a, d);
+}
+
+static bool read_gguf(struct subject *s, const struct tune_options *o, struct arena *a, struct diag *d) {
+    if (!spec_load(&s->spec, o->spec ? o->spec : "cpu", o->sets, o->n_sets, a, d) || !gguf_open_header(&s->gguf, o->input, a, d)) return false;
+    s->has_gguf = true;
+    s->gguf.header_only = true;    /* no weight is read, and no table made */
+    return model_load(&s->model, &s->gguf, a, d);
+}
+
+/* --- the file -------------------------------------------------------------------------------------- */
+
+static const char *stem(const char *path, struct arena *a) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *dot = strrchr(name, '.');
+    return arena_printf(a, "%.*s", (int)(dot && !strcmp(dot, ".lua") ? (size_t)(dot - name) : strlen(name)), name);
+}
+
+/* tuned/NAME.jsonl beside the spec: where its include "tuned/NAME" looks. */
+static const char *default_file(const struct subject *s, struct arena *a) {
+    const char *file = s->spec_name ? arena_printf(a, "specs/%s.lua", s->spec_name) : s->spec.file;
+    if (access(file, R_OK)) file = arena_printf(a, "%s/%s", base_home(), file);
+    const char *slash = strrchr(file, '/');
+    const char *dir = slash ? arena_printf(a, "%.*s/tuned", (int)(slash - file), file) : "tuned";
+    (void)mkdir(dir, 0777);        /* a folder that cannot be made shows when the file is opened */
+    return arena_printf(a, "%s/%s.jsonl", dir, stem(file, a));
+}
+
+int tune_file_open(const char *path, struct tuned_row **rows, unsigned *n, struct arena *a, struct diag *d) {
+    size_t bytes, whole;
+    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB)) {
+        diag_error(d, "tuned", path, "another jllmc writes to this file");
+        close(fd);
+        return -1;
+    }
+    const char *text = fd >= 0 ? file_read(a, path, &bytes) : NULL;
+    if (!text) diag_error(d, "tuned", path, "cannot write this file: %s", strerror(errno));
+    else if (tuned_parse(path, text, bytes, rows, n, &whole, a, d)) {
+        if (whole == bytes || !ftruncate(fd, (off_t)whole)) return fd;   /* what a killed tune left of a row */
+        diag_error(d, "tuned", path, "cannot write this file: %s", strerror(errno));
+    }
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+/* What holds of earlier searches: choices of finished ones, and what was tried if this is to go on. */
+static void take_log(struct tuner *t, const struct tuned_row *rows, unsigned n, bool resume) {
+    t->log = arena_array(t->a, n + 1u, sizeof *t->log);
+    for (unsigned i = 0; i < n; i++)
+        if (resume || rows[i].choice) t->log[t->n_log++] = rows[i];
+}
+
+bool tune_replay_read(struct tuner *t) {
+    const char *path = getenv("JLLM_TUNE_REPLAY");
+    size_t bytes;
+    if (!path || !*path) return true;
+    const char *text = file_read(t->a, path, &bytes);
+    struct tuned_row *rows;
+    t->replays = true;
+    if (!text) return diag_error(t->d, "tune-replay", path, "cannot read this file: %s", strerror(errno)), false;
+    if (!tuned_parse(path, text, bytes, &rows, &t->n_replay, NULL, t->a, t->d)) return false;
+    t->replay = rows;
+    return true;
+}
+
+/* --- reports --------------------------------------------------------------------------------------- */
+
+static json_t *choice_row(const struct tuner *t, uint32_t i) {
+    const struct tune_unit *u = &t->all.units[i];
+    const struct tune_result *r = &t->results[i];
+    json_t *row = json_object();
+    report_set(row, "launch", report_text(tune_unit_name(u, t->a)));
+    report_set(row, "in_a_step", report_integer(u->decode_launches));
+    report_set(row, "tried", report_integer(r->n_tried));
+    report_set(row, "chosen", report_text(tune_values_text(u->template, r->best, u->now, t->a)));
+    report_set(row, "us", report_real(r->us > 0 ? r->us : (double)NAN));
+    report_set(row, "before_us", report_real(r->base_us > 0 ? r->base_us : (double)NAN));
+    report_set(row, "gain_percent", report_real(r->us > 0 ? 100 * (r->base_us / r->us - 1) : 0));
+    return row;
+}
+
+static void report(const struct tuner *t, const char *file, const struct tune_options *o, FILE *out) {
+    json_t *root = json_object(), *facts = json_object(), *rows = json_array();
+    unsigned n_tried = 0, n_wrong = 0, n_reused = 0;
+    double gain_us = 0;
+    for (uint32_t i = 0; i < t->all.n_units; i++) {
+        const struct tune_result *r = &t->results[i];
+        n_tried += r->n_tried, n_wrong += r->n_wrong, n_reused += r->reused;
+        gain_us += t->all.units[i].decode_launches * (r->base_us - r->us);
+        report_append(rows, choice_row(t, i));
+    }
+    report_set(facts, "file", report_text(file));
+    report_set(facts, "device", report_text(t->device));
+    report_set(facts, "search", report_text(t->search_text));
+    report_set(facts, "candidates_tried", report_integer(n_tried));
+    report_set(facts, "candidates_wrong", report_integer(n_wrong));
+    report_set(facts, "known_before", report_integer(n_reused));
+    report_set(facts, "cut_short", json_boolean(t->cut));
+    report_set(facts, "decode_gain_us", report_real(gain_us));
+    report_set(facts, "seconds", report_real(base_seconds() - t->start));
+    report_set(root, "tune", facts);
+    report_set(root, "choices", rows);
+    report_finish(root, o->format, out);
+}
+
+static int report_plan(struct tuner *t, const struct tune_options *o, FILE *out) {
+    json_t *root = json_object(), *facts = json_object(), *rows = json_array();
+    unsigned total = 0;
+    for (uint32_t i = 0; i < t->all.n_units; i++) {
+        unsigned n_illegal, n = tuner_count(t, i, &n_illegal);
+        json_t *row = report_append(rows, json_object());
+        report_set(row, "launch", report_text(tune_unit_name(&t->all.units[i], t->a)));
+        report_set(row, "candidates", report_integer(n));
+        report_set(row, "not_allowed", report_integer(n_illegal));
+        total += n;
+    }
+    report_set(facts, "search", report_text(t->search_text));
+    report_set(facts, "launches", report_integer(t->all.n_units));
+    report_set(facts, "candidates", report_integer(total));
+    report_set(root, "dry_run", facts);
+    report_set(root, "launches", rows);
+    report_finish(root, o->format, out);
+    return 0;
+}
+
+/* --- the command ----------------------------------------------------------------------------------- */
+
+static bool take_options(struct tuner *t, const struct tune_options *o) {
+    struct tune_sweep *sweeps = arena_array(t->a, o->n_sweeps + 1u, sizeof *sweeps);
+    const char *text = o->n_sweeps ? "sweep" : tune_search_names[o->search];
+    for (unsigned i = 0; i < o->n_sweeps; i++) {
+        if (!tune_sweep_parse(&sweeps[i], o->sweeps[i], t->all.program, t->a, t->d)) return false;
+        text = arena_printf(t->a, "%s %s", text, o->sweeps[i]);
+    }
+    t->search = o->search, t->search_text = text;
+    t->sweeps = sweeps, t->n_sweeps = o->n_sweeps;
+    return true;
+}
+
+static int search_all(struct tuner *t) {
+    bool ok = tuner_begin(t);
+    for (unsigned g = 0; g < t->all.n_groups && ok; g++) ok = tuner_group(t, g, NULL, UINT32_MAX);
+    tuner_end(t);
+    return ok ? 0 : 3;
+}
+
+static int tune_subject(struct subject *s, const struct tune_options *o, FILE *out, struct arena *a, struct diag *d) {
+    struct tuner t = {.fd = -1, .a = a, .d = d};
+    struct tuned_row *rows;
+    unsigned n;
+    if (!tune_units_find(&t.all, &s->model, &s->spec, a, d) || !take_options(&t, o) || !tune_replay_read(&t)) return 1;
+    if (!t.all.n_units) return diag_error(d, "tune", NULL, "no launch of this model has parameters"), 1;
+    if (o->dry_run) return report_plan(&t, o, out);
+    if (o->timeout_s > 0) t.deadline = base_seconds() + o->timeout_s;
+    const char *file = o->tuned ? o->tuned : default_file(s, a);
+    if (!toolchain_find(&t.toolchain, &s->spec, o->nvrtc, a, d) || (t.fd = tune_file_open(file, &rows, &n, a, d)) < 0) return 3;
+    take_log(&t, rows, n, o->resume);
+    int rc = search_all(&t);
+    close(t.fd);
+    if (!rc) report(&t, file, o, out);
+    return rc;
+}
+
+int tune_run(const struct tune_options *o, FILE *out, struct arena *a, struct diag *d) {
+    struct subject s = {0};
+    bool ok = is_gguf(o->input) ? read_gguf(&s, o, a, d) : read_plan(&s, o, a, d);
+    int rc = ok ? tune_subject(&s, o, out, a, d) : 1;
+    if (s.has_gguf) gguf_close(&s.gguf);
+    if (s.has_view) plan_close(&s.view);
+    return rc;
+}

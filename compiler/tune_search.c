@@ -1,0 +1,637 @@
+/* The search; see tune_search.h.
+ *
+ * A setting is a value for each parameter of a template. Settings that come to the same code and launch are one candidate,
+ * and those that come to what the spec chooses anyway need no run.
+ */
+#include "tune_search.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *const tune_search_names[TUNE_MIXED + 1] = {"fast", "full", "mixed"};
+
+enum { ROUNDS = 7, ROUNDS_CONFIRM = 21, BATCH_MAX = 24, PASSES_MAX = 4, AXES_MAX = 32 };
+
+/* --- sweeps ---------------------------------------------------------------------------------------- */
+
+static bool refuse_sweep(struct diag *d, const char *text, const char *what) {
+    diag_error(d, "sweep", NULL, "--sweep %s: %s", diag_quote(text, strlen(text)), what);
+    return false;
+}
+
+static const struct contract_param *find_param(const struct contract_template *t, const char *name) {
+    for (unsigned i = 0; i < t->n_params; i++)
+        if (!strcmp(t->params[i].name, name)) return &t->params[i];
+    return NULL;
+}
+
+static const struct contract_template *find_template(const struct program *p, const char *name) {
+    for (unsigned i = 0; i < p->n_templates; i++)
+        if (!strcmp(p->templates[i].name, name)) return &p->templates[i];
+    return NULL;
+}
+
+/* "3|4" up to `end`. */
+static bool read_values(struct tune_sweep *s, const char *p, const char *end, const struct contract_param *param) {
+    while (p < end) {
+        char *after;
+        long long v = strtoll(p, &after, 10);
+        bool legal = false;
+        for (unsigned i = 0; i < param->n_values; i++) legal |= param->values[i] == v;
+        if (after == p || (after < end && *after != '|') || !legal || s->n_values == param->n_values) return false;
+        s->values[s->n_values++] = v;
+        p = after < end ? after + 1 : after;
+    }
+    return s->n_values > 0;
+}
+
+bool tune_sweep_parse(struct tune_sweep *s, const char *text, const struct program *p, struct arena *a, struct diag *d) {
+    const char *dot = strchr(text, '.'), *equals = strchr(text, '='), *from = equals ? equals + 1 : NULL, *end = text + strlen(text);
+    *s = (struct tune_sweep){0};
+    if (!dot || !equals || dot > equals) return refuse_sweep(d, text, "it must read template.parameter=[1|2|4]");
+    if (*from == '[' && end[-1] == ']') from++, end--;
+    s->template_name = arena_copy(a, text, (size_t)(dot - text));
+    s->param = arena_copy(a, dot + 1, (size_t)(equals - dot) - 1);
+    const struct contract_template *t = find_template(p, s->template_name);
+    const struct contract_param *param = t ? find_param(t, s->param) : NULL;
+    if (!param) return refuse_sweep(d, text, "there is no such parameter; jllmc knobs lists them");
+    s->values = arena_array(a, param->n_values, sizeof *s->values);
+    return read_values(s, from, end, param) || refuse_sweep(d, text, "these are not values of the parameter; jllmc knobs lists them");
+}
+
+static const struct tune_sweep *find_sweep(const struct tuner *t, const char *template_name, const char *param) {
+    for (unsigned i = 0; i < t->n_sweeps; i++)
+        if (!strcmp(t->sweeps[i].template_name, template_name) && (!param || !strcmp(t->sweeps[i].param, param))) return &t->sweeps[i];
+    return NULL;
+}
+
+/* --- rows ------------------------------------------------------------------------------------------ */
+
+static struct tuned_row row_of(const struct tuner *t, const struct tune_unit *u, const int64_t *values, enum tune_which which) {
+    char hex[33];
+    hash_hex(u->hash, hex);
+    struct tuned_row r = {.template_name = u->template->name, .hash = arena_printf(t->a, "%s", hex), .target = t->target, .device = t->device,
+                          .compiler = t->compiler, .key = which == TUNE_SHAPE ? u->shape : u->key,
+                          .n_key = which == TUNE_SHAPE ? u->n_shape : u->n_key};
+    r.set = arena_array(t->a, u->template->n_params + 1u, sizeof *r.set);
+    r.n_set = tune_fields(u->template, values, which, r.set);
+    return r;
+}
+
+static bool same_launches(const struct tuned_row *a, const struct tuned_row *b) {
+    return !strcmp(a->template_name, b->template_name) && tuned_same_fields(a->key, a->n_key, b->key, b->n_key);
+}
+
+/* Everything that a time depends on. */
+static bool same_machine(const struct tuned_row *a, const struct tuned_row *b) {
+    return !strcmp(a->hash, b->hash) && !strcmp(a->target, b->target) && !strcmp(a->device, b->device) && !strcmp(a->compiler, b->compiler);
+}
+
+static const struct tuned_row *find_tried(const struct tuned_row *rows, unsigned n, const struct tuned_row *like, bool any_machine) {
+    for (unsigned i = n; i-- > 0;) {
+        const struct tuned_row *r = &rows[i];
+        if (!r->choice && r->rounds == like->rounds && same_launches(r, like) && tuned_same_fields(r->set, r->n_set, like->set, like->n_set) &&
+            (any_machine || same_machine(r, like)))
+            return r;
+    }
+    return NULL;
+}
+
+static const struct tuned_row *find_choice(const struct tuner *t, const struct tuned_row *like) {
+    for (unsigned i = t->n_log; i-- > 0;) {
+        const struct tuned_row *r = &t->log[i];
+        if (r->choice && r->shape == like->shape && same_launches(r, like) && same_machine(r, like)) return r;   /* the last one holds */
+    }
+    return NULL;
+}
+
+static bool append(struct tuner *t, const struct tuned_row *r) {
+    if (t->fd < 0 || tuned_append(t->fd, r)) return true;
+    diag_error(t->d, "tuned", NULL, "cannot write the results: %s", strerror(errno));
+    return false;
+}
+
+/* --- what is known of a unit ----------------------------------------------------------------------- */
+
+static const struct tune_memo *find_memo(const struct tune_result *r, struct hash128 identity, unsigned rounds) {
+    for (unsigned i = 0; i < r->n_memo; i++)
+        if (!memcmp(&r->memo[i].identity, &identity, sizeof identity) && (!r->memo[i].rounds || r->memo[i].rounds == rounds ||
+            strcmp(r->memo[i].status, "ok"))) return &r->memo[i];
+    return NULL;
+}
+
+static void add_memo(struct tuner *t, struct tune_result *r, struct tune_memo m) {
+    if (r->n_memo == r->room_memo) {
+        struct tune_memo *more = arena_array(t->a, r->room_memo * 2 + 64, sizeof *more);
+        if (r->n_memo) memcpy(more, r->memo, r->n_memo * sizeof *more);
+        r->memo = more;
+        r->room_memo = r->room_memo * 2 + 64;
+    }
+    r->memo[r->n_memo++] = m;
+}
+
+static double ratio_of(const struct tune_memo *m) {
+    if (strcmp(m->status, "ok")) return INFINITY;
+    return m->rounds ? m->us / m->base_us : 1;   /* no rounds: it is what the spec chooses */
+}
+
+/* Of the first thing that was timed; 0: nothing was. */
+static double base_us(const struct tune_result *r) {
+    for (unsigned i = 0; i < r->n_memo; i++)
+        if (r->memo[i].base_us > 0) return r->memo[i].base_us;
+    return 0;
+}
+
+static double best_us(const struct tune_result *r) {
+    double us = 0;
+    for (unsigned i = 0; i < r->n_memo; i++) {
+        const struct tune_memo *m = &r->memo[i];
+        if (m->us > 0 && (us == 0 || m->us < us)) us = m->us;
+    }
+    return us;
+}
+
+static void show(struct tuner *t, const struct tune_unit *u, const int64_t *values, const struct tune_memo *m) {
+    const struct tune_result *r = &t->results[u - t->all.units];
+    double left = t->n_done ? (base_seconds() - t->start) / (double)t->n_done * (double)(t->n_planned - t->n_done) : 0;
+    if (t->deadline > 0 && left > t->deadline - base_seconds()) left = t->deadline - base_seconds();
+    t->progress.total = t->n_planned;
+    t->progress.done = t->n_done ? t->n_done - 1 : 0;
+    struct arena a = {0};
+    const char *what = m->us > 0 ? arena_printf(&a, "%.4g us", m->us) : m->status;
+    const char *best = best_us(r) > 0 ? arena_printf(&a, ", best %.4g of %.4g", best_us(r), base_us(r)) : "";
+    progress_step(&t->progress, "%s %s: %s%s, %d:%02d left", tune_unit_name(u, &a), tune_values_text(u->template, values, u->now, &a), what, best,
+                  (int)left / 60, (int)left % 60);
+    arena_free(&a);
+}
+
+/* --- trying settings ------------------------------------------------------------------------------- */
+
+/* Settings of one unit that have to run, and where their ratios go. */
+struct todo { const int64_t *values; struct hash128 identity; };
+
+static bool is_over(struct tuner *t) {
+    if (t->deadline > 0 && base_seconds() > t->deadline) t->cut = true;
+    return t->cut || base_interrupted;
+}
+
+static void remember_row(struct tuner *t, const struct tune_unit *u, struct hash128 identity, const struct tuned_row *row) {
+    struct tune_result *r = &t->results[u - t->all.units];
+    r->n_tried++;
+    r->n_wrong += !strcmp(row->status, "wrong");
+    add_memo(t, r, (struct tune_memo){identity, row->status, row->rounds, row->us, row->base_us});
+}
+
+static bool time_candidate(struct tuner *t, unsigned base, unsigned index, struct tuned_row *row) {
+    if (!t->replays) return bench_time(&t->bench, base, index, row->rounds, &row->base_us, &row->us, t->d);
+    const struct tuned_row *r = find_tried(t->replay, t->n_replay, row, true);
+    if (!r) {
+        diag_error(t->d, "tune-replay", NULL, "there is no recorded time of %s", row->template_name);
+        return false;
+    }
+    row->us = r->us, row->base_us = r->base_us;
+    return true;
+}
+
+static bool conclude(struct tuner *t, const struct tune_unit *u, const struct tune_candidate *c, unsigned base, unsigned index, unsigned rounds) {
+    struct tuned_row row = row_of(t, u, c->values, TUNE_ALL);
+    row.status = c->status ? c->status : "ok";
+    row.error = c->error, row.bound = c->bound;
+    row.rounds = rounds;
+    if (!c->status && !time_candidate(t, base, index, &row)) return false;
+    if (c->status && !strcmp(c->status, "wrong"))
+        diag_warning(t->d, "tune-wrong", tune_unit_name(u, t->a), "%s gives a wrong result and is out of the question (%s)",
+                     tune_values_text(u->template, c->values, u->now, t->a), c->why);
+    if (!append(t, &row)) return false;
+    remember_row(t, u, c->identity, &row);
+    const struct tune_result *r = &t->results[u - t->all.units];
+    show(t, u, c->values, &r->memo[r->n_memo - 1]);
+    return true;
+}
+
+static bool base_is_good(struct tuner *t, const struct tune_unit *u, const struct tune_candidate *base) {
+    if (!base->status) return true;
+    diag_error(t->d, "tune-base", tune_unit_name(u, t->a), "what the spec chooses is no candidate itself (%s): %s", base->status,
+               base->why ? base->why : base->kernel.name);
+    return false;
+}
+
+/* The candidates that were given and, first, what the spec chooses. */
+static bool try_batch(struct tuner *t, const struct tune_unit *u, const struct todo *todo, unsigned n, unsigned rounds) {
+    struct arena a = {0};
+    struct tune_candidate *c = arena_array(&a, n + 1u, sizeof *c);
+    const char *why = "";
+    bool ok = tune_candidate_lower(&c[0], &t->all, u, u->now, &why, &a);
+    for (unsigned i = 0; i < n && ok; i++) ok = tune_candidate_lower(&c[i + 1], &t->all, u, todo[i].values, &why, &a);
+    assert(ok);   /* it was asked before */
+    (void)why;
+    ok = bench_open(&t->bench, u, c, n + 1, &a, t->d);
+    unsigned base = 0;
+    while (ok && c[base].values != u->now) base++;
+    ok = ok && base_is_good(t, u, &c[base]);
+    for (unsigned i = 0; i <= n && ok && !is_over(t); i++)
+        if (i != base) ok = conclude(t, u, &c[i], base, i, rounds);
+    bench_close(&t->bench);
+    arena_free(&a);
+    return ok;
+}
+
+static struct hash128 identity_of(struct tuner *t, const struct tune_unit *u, const int64_t *values, bool *allowed) {
+    struct arena a = {0};
+    struct tune_candidate c;
+    const char *why;
+    *allowed = tune_candidate_lower(&c, &t->all, u, values, &why, &a);
+    struct hash128 h = *allowed ? c.identity : (struct hash128){0};
+    arena_free(&a);
+    return h;
+}
+
+static const struct tune_memo *recall(struct tuner *t, const struct tune_unit *u, const int64_t *values, struct hash128 identity, unsigned rounds) {
+    struct tune_result *r = &t->results[u - t->all.units];
+    const struct tune_memo *m = find_memo(r, identity, rounds);
+    if (m) return m;
+    struct tuned_row like = row_of(t, u, values, TUNE_ALL);
+    like.rounds = rounds;
+    const struct tuned_row *row = find_tried(t->log, t->n_log, &like, false);
+    if (!row) return NULL;
+    remember_row(t, u, identity, row);
+    return &r->memo[r->n_memo - 1];
+}
+
+static bool is_listed(const struct todo *todo, unsigned n, struct hash128 identity) {
+    for (unsigned i = 0; i < n; i++)
+        if (!memcmp(&todo[i].identity, &identity, sizeof identity)) return true;
+    return false;
+}
+
+/* ratio[i]: time of settings[i] by that of what the spec chooses; infinite when it cannot be chosen, or time is up. */
+static bool try_settings(struct tuner *t, const struct tune_unit *u, int64_t *const *settings, unsigned n, unsigned rounds, double *ratio) {
+    struct arena a = {0};
+    struct todo *todo = arena_array(&a, n + 1u, sizeof *todo);
+    struct hash128 *identity = arena_array(&a, n + 1u, sizeof *identity);
+    bool *allowed = arena_array(&a, n + 1u, sizeof *allowed), ok = true;
+    unsigned n_todo = 0;
+    for (unsigned i = 0; i < n && !base_interrupted; i++) {
+        identity[i] = identity_of(t, u, settings[i], &allowed[i]);
+        if (allowed[i] && !recall(t, u, settings[i], identity[i], rounds) && !is_listed(todo, n_todo, identity[i]))
+            todo[n_todo++] = (struct todo){settings[i], identity[i]};
+        else t->n_done++;
+    }
+    for (unsigned done = 0, now; done < n_todo && ok && !is_over(t); done += now) {
+        now = n_todo - done < BATCH_MAX ? n_todo - done : BATCH_MAX;
+        size_t before = t->n_done;
+        ok = try_batch(t, u, todo + done, now, rounds);
+        t->n_done = before + now;
+    }
+    for (unsigned i = 0; i < n && ok; i++) {
+        const struct tune_memo *m = allowed[i] ? find_memo(&t->results[u - t->all.units], identity[i], rounds) : NULL;
+        ratio[i] = m ? ratio_of(m) : INFINITY;
+    }
+    arena_free(&a);
+    return ok && !base_interrupted;
+}
+
+/* --- a stage: some parameters of some units --------------------------------------------------------- */
+
+struct axis { unsigned param; const int64_t *values; unsigned n; };
+
+struct stage {
+    struct tuner *t;
+    const struct contract_template *template;
+    const uint32_t *units; unsigned n_units;
+    uint32_t only;                /* see tuner_group */
+    struct axis axes[AXES_MAX]; unsigned n_axes;
+    int64_t *now;                 /* the setting that holds, and its score */
+    double score;
+};
+
+static bool is_pinned(const struct tuner *t, const struct contract_template *template, const char *param) {
+    const struct spec *s = t->all.spec;
+    for (unsigned i = 0; i < s->n_entries; i++)
+        if (spec_is_override(&s->entries[i]) && !strcmp(s->entries[i].template_name, template->name) &&
+            !strcmp(s->entries[i].set->key, param)) return true;
+    return false;
+}
+
+static void list_axes(struct stage *s, bool shape) {
+    s->n_axes = 0;
+    for (unsigned i = 0; i < s->template->n_params && s->n_axes < AXES_MAX; i++) {
+        const struct contract_param *p = &s->template->params[i];
+        const struct tune_sweep *sweep = find_sweep(s->t, s->template->name, p->name);
+        if (p->shape != shape || is_pinned(s->t, s->template, p->name) || (s->t->n_sweeps && !sweep)) continue;
+        s->axes[s->n_axes++] = sweep ? (struct axis){i, sweep->values, sweep->n_values} : (struct axis){i, p->values, p->n_values};
+    }
+}
+
+/* A setting as the unit sees it: its own values where this stage (of one unit or of several) does not set them. */
+static int64_t *setting_for(const struct stage *s, const struct tune_unit *u, const int64_t *values, struct arena *a) {
+    unsigned n = s->template->n_params;
+    int64_t *out = arena_array(a, n, sizeof *out);
+    memcpy(out, values, n * sizeof *out);
+    for (unsigned i = 0; i < n && s->n_units > 1; i++)
+        if (!s->template->params[i].shape) out[i] = u->now[i];
+    return out;
+}
+
+/* Settings that leave the unit `only` as it is are not worth a run of the others. */
+static bool drop_idle(struct stage *s, int64_t **settings, unsigned *n, struct arena *a) {
+    if (s->only == UINT32_MAX) return true;
+    const struct tune_unit *u = &s->t->all.units[s->only];
+    unsigned kept = 0;
+    bool allowed;
+    struct hash128 now = identity_of(s->t, u, u->now, &allowed);
+    for (unsigned i = 0; i < *n; i++) {
+        struct hash128 h = identity_of(s->t, u, setting_for(s, u, settings[i], a), &allowed);
+        if (allowed && memcmp(&h, &now, sizeof h)) settings[kept++] = settings[i];
+    }
+    *n = kept;
+    return !base_interrupted;
+}
+
+/* Scores: of all units together, weighted by what they take in a use of the model. */
+static bool score_settings(struct stage *s, int64_t *const *settings, unsigned n, unsigned rounds, double *scores, struct arena *a) {
+    double *ratio = arena_array(a, n + 1u, sizeof *ratio), total = 0;
+    int64_t **own = arena_array(a, n + 1u, sizeof *own);
+    for (unsigned i = 0; i < n; i++) scores[i] = 0;
+    for (unsigned j = 0; j < s->n_units; j++) {
+        const struct tune_unit *u = &s->t->all.units[s->units[j]];
+        for (unsigned i = 0; i < n; i++) own[i] = setting_for(s, u, settings[i], a);
+        if (!try_settings(s->t, u, own, n, rounds, ratio)) return false;
+        double weight = s->n_units > 1 ? u->weight * base_us(&s->t->results[s->units[j]]) : 1;
+        total += weight;
+        for (unsigned i = 0; i < n; i++) scores[i] += isinf(ratio[i]) ? INFINITY : weight * ratio[i];
+    }
+    for (unsigned i = 0; i < n; i++) scores[i] = total > 0 ? scores[i] / total : isinf(scores[i]) ? INFINITY : 1;
+    return true;
+}
+
+static int64_t *copy_setting(const struct stage *s, const int64_t *values, struct arena *a) {
+    int64_t *out = arena_array(a, s->template->n_params, sizeof *out);
+    memcpy(out, values, s->template->n_params * sizeof *out);
+    return out;
+}
+
+/* Try settings[n]; the best one holds from now on, if it is better by the margin. */
+static bool improve(struct stage *s, int64_t **settings, unsigned n, struct arena *a) {
+    if (!drop_idle(s, settings, &n, a)) return false;
+    double *scores = arena_array(a, n + 1u, sizeof *scores);
+    if (!score_settings(s, settings, n, ROUNDS, scores, a)) return false;
+    unsigned best = n;
+    for (unsigned i = 0; i < n; i++)
+        if (scores[i] < s->score * (1 - TUNE_MARGIN) && (best == n || scores[i] < scores[best])) best = i;
+    if (best == n) return true;
+    s->now = copy_setting(s, settings[best], s->t->a);
+    s->score = scores[best];
+    return true;
+}
+
+/* All combinations of the axes given, from what holds. */
+static bool improve_axes(struct stage *s, const struct axis *axes, unsigned n_axes) {
+    struct arena a = {0};
+    size_t n = 1;
+    if (is_over(s->t)) return !base_interrupted;
+    for (unsigned i = 0; i < n_axes; i++) n *= axes[i].n;
+    int64_t **settings = arena_array(&a, n, sizeof *settings);
+    for (size_t i = 0; i < n; i++) {
+        size_t rest = i;
+        settings[i] = copy_setting(s, s->now, &a);
+        for (unsigned j = 0; j < n_axes; j++) {
+            settings[i][axes[j].param] = axes[j].values[rest % axes[j].n];
+            rest /= axes[j].n;
+        }
+    }
+    s->t->n_planned = s->t->n_planned > s->t->n_done + n ? s->t->n_planned : s->t->n_done + n;
+    bool ok = improve(s, settings, (unsigned)n, &a);
+    arena_free(&a);
+    return ok;
+}
+
+static bool one_by_one(struct stage *s) {
+    for (unsigned i = 0; i < s->n_axes; i++)
+        if (!improve_axes(s, &s->axes[i], 1)) return false;
+    return true;
+}
+
+static bool by_pairs(struct stage *s) {
+    for (unsigned i = 0; i < s->n_axes; i++)
+        for (unsigned j = 0; j < i; j++)
+            if (!improve_axes(s, (struct axis[]){s->axes[j], s->axes[i]}, 2)) return false;
+    return true;
+}
+
+static bool walk(struct stage *s) {
+    if (!s->n_axes) return true;
+    if (s->t->n_sweeps || s->t->search == TUNE_FULL) return improve_axes(s, s->axes, s->n_axes);
+    if (!one_by_one(s) || s->t->search == TUNE_FAST) return !base_interrupted;
+    for (unsigned i = 1; i < PASSES_MAX; i++) {
+        const int64_t *before = s->now;
+        if (!one_by_one(s)) return false;
+        if (before == s->now) break;
+    }
+    return by_pairs(s);
+}
+
+/* Search, then measure once more and longer what was found: of many the best one was also the luckiest. */
+static bool run_stage(struct stage *s) {
+    struct arena a = {0};
+    int64_t *start = s->now;
+    double before = s->score, again = INFINITY;
+    bool ok = walk(s);
+    if (ok && s->now != start) {
+        s->t->n_planned += s->n_units;
+        ok = score_settings(s, &s->now, 1, ROUNDS_CONFIRM, &again, &a);
+        if (ok && again < before * (1 - TUNE_MARGIN)) s->score = again;
+        else s->now = start, s->score = before;
+    }
+    arena_free(&a);
+    return ok;
+}
+
+/* --- groups ---------------------------------------------------------------------------------------- */
+
+/* Values that a finished search of the same kind has chosen; NULL: there is none. */
+static const struct tuned_row *finished(const struct tuner *t, const struct tune_unit *u, enum tune_which which) {
+    struct tuned_row like = row_of(t, u, u->now, which);
+    like.shape = which == TUNE_SHAPE;
+    const struct tuned_row *r = find_choice(t, &like);
+    return r && !strcmp(r->search, t->search_text) && r->n_set == like.n_set ? r : NULL;
+}
+
+static void take_row(const struct tuned_row *r, const struct contract_template *t, int64_t *values) {
+    for (unsigned i = 0; i < t->n_params; i++)
+        for (unsigned j = 0; j < r->n_set; j++)
+            if (!strcmp(r->set[j].key, t->params[i].name)) values[i] = r->set[j].value.integer;
+}
+
+static bool has_params(const struct contract_template *t, bool shape) {
+    for (unsigned i = 0; i < t->n_params; i++)
+        if (t->params[i].shape == shape) return true;
+    return false;
+}
+
+static bool append_choice(struct tuner *t, const struct tune_unit *u, const struct stage *s, enum tune_which which) {
+    struct tune_result *r = &t->results[u - t->all.units];
+    struct tuned_row row = row_of(t, u, s->now, which);
+    row.choice = true;
+    row.shape = which == TUNE_SHAPE;
+    row.search = t->cut ? arena_printf(t->a, "%s, cut short", t->search_text) : t->search_text;
+    if (which == TUNE_KERNEL && base_us(r) > 0) row.base_us = base_us(r), row.us = base_us(r) * s->score;
+    return append(t, &row);
+}
+
+/* What fixes the order of sums, for all units of the group. */
+static bool shape_stage(struct tuner *t, const uint32_t *units, unsigned n, uint32_t only) {
+    const struct tune_unit *u = &t->all.units[units[0]];
+    struct stage s = {.t = t, .template = u->template, .units = units, .n_units = n, .only = only, .score = 1};
+    if (!has_params(u->template, true)) return true;
+    s.now = copy_setting(&s, u->now, t->a);
+    const struct tuned_row *row = finished(t, u, TUNE_SHAPE);
+    list_axes(&s, true);
+    if (row) take_row(row, u->template, s.now);
+    else if (!run_stage(&s) || !append_choice(t, u, &s, TUNE_SHAPE)) return false;
+    for (unsigned j = 0; j < n; j++)
+        for (unsigned i = 0; i < u->template->n_params; i++)
+            if (u->template->params[i].shape) t->results[units[j]].best[i] = s.now[i];
+    return true;
+}
+
+/* The start of the unit's own search is what the shape stage has measured: 1, unless that changed something. */
+static bool start_score(struct stage *s, struct arena *a) {
+    s->score = 1;
+    if (!memcmp(s->now, s->t->all.units[s->units[0]].now, s->template->n_params * sizeof *s->now)) return true;
+    s->t->n_planned++;
+    return score_settings(s, &s->now, 1, ROUNDS_CONFIRM, &s->score, a);
+}
+
+static bool unit_stage(struct tuner *t, uint32_t unit) {
+    const struct tune_unit *u = &t->all.units[unit];
+    struct tune_result *r = &t->results[unit];
+    struct stage s = {.t = t, .template = u->template, .units = &unit, .n_units = 1, .only = UINT32_MAX, .now = r->best, .score = 1};
+    const struct tuned_row *row = has_params(u->template, false) ? finished(t, u, TUNE_KERNEL) : NULL;
+    if (row) {
+        take_row(row, u->template, r->best);
+        r->us = row->us, r->base_us = row->base_us, r->reused = true;
+        return true;
+    }
+    list_axes(&s, false);
+    if (!start_score(&s, t->a)) return false;
+    if (has_params(u->template, false) && (!run_stage(&s) || !append_choice(t, u, &s, TUNE_KERNEL))) return false;
+    r->best = s.now;
+    r->base_us = base_us(r);
+    r->us = r->base_us * s.score;
+    return true;
+}
+
+bool tuner_group(struct tuner *t, unsigned group, const bool *chosen, uint32_t only) {
+    uint32_t *units = arena_array(t->a, t->all.n_units, sizeof *units);
+    unsigned n = 0;
+    for (uint32_t i = 0; i < t->all.n_units; i++)
+        if (t->all.units[i].group == group) units[n++] = i;
+    if (t->n_sweeps && !find_sweep(t, t->all.units[units[0]].template->name, NULL)) return true;
+    if (is_over(t)) return !base_interrupted;
+    if (!shape_stage(t, units, n, only)) return false;
+    for (unsigned i = 0; i < n && !is_over(t); i++)
+        if ((!chosen || chosen[units[i]]) && !unit_stage(t, units[i])) return false;
+    return !base_interrupted;
+}
+
+unsigned tuner_choices(const struct tuner *t, uint32_t unit, struct tuned_row *out) {
+    const struct tune_unit *u = &t->all.units[unit];
+    unsigned n = 0;
+    for (unsigned shape = 0; shape < 2; shape++) {
+        if (!has_params(u->template, shape)) continue;
+        out[n] = row_of(t, u, t->results[unit].best, shape ? TUNE_SHAPE : TUNE_KERNEL);
+        out[n].choice = true;
+        out[n++].shape = shape;
+    }
+    return n;
+}
+
+/* --- beginning and end ------------------------------------------------------------------------------ */
+
+static size_t product(const struct stage *s) {
+    size_t n = 1;
+    for (unsigned i = 0; i < s->n_axes; i++) n *= s->axes[i].n;
+    return n;
+}
+
+/* Settings that the first pass over a stage looks at, from what holds. */
+static size_t plan_stage(struct stage *s, bool shape) {
+    size_t n = 0;
+    list_axes(s, shape);
+    if (!s->n_axes) return 0;
+    if (s->t->n_sweeps || s->t->search == TUNE_FULL) return product(s);
+    for (unsigned i = 0; i < s->n_axes; i++) n += s->axes[i].n;
+    return n;
+}
+
+unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
+    const struct tune_unit *u = &t->all.units[unit];
+    struct stage s = {.t = t, .template = u->template};
+    struct arena a = {0};
+    unsigned n = 0;
+    *n_illegal = 0;
+    if (t->n_sweeps && !find_sweep(t, u->template->name, NULL)) return 0;
+    for (unsigned shape = 0; shape < 2; shape++) {
+        size_t all = plan_stage(&s, shape);
+        struct todo *seen = arena_array(&a, all + 1, sizeof *seen);
+        bool whole = s.t->n_sweeps || s.t->search == TUNE_FULL;
+        unsigned axis = 0, n_seen = 0;
+        for (size_t i = 0, first = 0; i < all; i++) {
+            int64_t *v = copy_setting(&s, u->now, &a);
+            size_t rest = i;
+            for (unsigned j = 0; whole && j < s.n_axes; rest /= s.axes[j].n, j++) v[s.axes[j].param] = s.axes[j].values[rest % s.axes[j].n];
+            if (!whole && i - first == s.axes[axis].n) first = i, axis++;
+            if (!whole) v[s.axes[axis].param] = s.axes[axis].values[i - first];
+            bool allowed;
+            struct hash128 h = identity_of(t, u, v, &allowed);
+            *n_illegal += !allowed;
+            if (allowed && !is_listed(seen, n_seen, h)) seen[n_seen++] = (struct todo){v, h};
+        }
+        n += n_seen;
+    }
+    arena_free(&a);
+    return n;
+}
+
+/* The device's name, by opening what the spec chooses for the first unit. */
+static bool identify(struct tuner *t) {
+    struct arena a = {0};
+    struct tune_candidate c;
+    const char *why = "";
+    bool ok = tune_candidate_lower(&c, &t->all, &t->all.units[0], t->all.units[0].now, &why, &a);
+    assert(ok);
+    ok = bench_open(&t->bench, &t->all.units[0], &c, 1, &a, t->d) && base_is_good(t, &t->all.units[0], &c);
+    if (ok) t->device = bench_device(&t->bench, t->a);
+    bench_close(&t->bench);
+    arena_free(&a);
+    return ok;
+}
+
+bool tuner_begin(struct tuner *t) {
+    t->target = tuned_target(t->all.spec, t->a);
+    t->compiler = t->toolchain.version;
+    t->start = base_seconds();
+    t->results = arena_array(t->a, t->all.n_units + 1u, sizeof *t->results);
+    progress_begin(&t->progress, 0);
+    for (uint32_t i = 0; i < t->all.n_units; i++) {
+        const struct tune_unit *u = &t->all.units[i];
+        struct stage s = {.t = t, .template = u->template};
+        bool allowed;
+        t->results[i].best = copy_setting(&s, u->now, t->a);
+        add_memo(t, &t->results[i], (struct tune_memo){identity_of(t, u, u->now, &allowed), "ok", 0, 0, 0});
+        if (t->n_sweeps && !find_sweep(t, u->template->name, NULL)) continue;
+        t->n_planned += plan_stage(&s, false) + plan_stage(&s, true);
+    }
+    bench_init(&t->bench, &t->toolchain, t->all.spec);
+    return identify(t);
+}
+
+void tuner_end(struct tuner *t) {
+    progress_end(&t->progress);
+    bench_free(&t->bench);
+}
