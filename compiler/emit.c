@@ -63,7 +63,7 @@ void output_abandon(struct output *o) {
     o->temporary = NULL;
 }
 
-static bool output_publish(struct output *o, struct arena *a, struct diag *d) {
+bool output_publish(struct output *o, struct arena *a, struct diag *d) {
     if (fsync(o->fd)) return output_failed(d, o->path, "write");
     if (!o->temporary) {   /* linkat does not replace, rename does */
         char *name = arena_printf(a, "%s.%ld.partial", o->path, (long)getpid());
@@ -82,7 +82,7 @@ static bool output_publish(struct output *o, struct arena *a, struct diag *d) {
     return true;
 }
 
-static bool write_at(struct output *o, const void *p, size_t bytes, uint64_t offset, struct diag *d) {
+bool output_write(struct output *o, const void *p, size_t bytes, uint64_t offset, struct diag *d) {
     for (const char *from = p; bytes;) {
         ssize_t n = pwrite(o->fd, from, bytes, (off_t)offset);
         if (n < 0 && errno == EINTR) continue;
@@ -172,7 +172,7 @@ static bool write_piece(struct weights_writer *w, const struct piece *p, struct 
         if (base_interrupted) return diag_error(w->d, "interrupted", NULL, "interrupted; nothing was written"), false;
         for (unsigned i = 0; i < b.n; i++) {
             XXH3_128bits_update(&state, b.out[i], (size_t)b.bytes[i]);
-            if (!write_at(w->o, b.out[i], (size_t)b.bytes[i], offset, w->d)) return false;
+            if (!output_write(w->o, b.out[i], (size_t)b.bytes[i], offset, w->d)) return false;
             offset += b.bytes[i];
             w->written += b.bytes[i];
             report_progress(w);
@@ -183,7 +183,7 @@ static bool write_piece(struct weights_writer *w, const struct piece *p, struct 
     XXH128_canonical_t canonical;
     XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state));
     memcpy(hash->bytes, canonical.digest, sizeof hash->bytes);
-    return write_at(w->o, zeros, (size_t)padding, offset, w->d);
+    return output_write(w->o, zeros, (size_t)padding, offset, w->d);
 }
 
 static uint64_t weights_bytes(const struct program *p) {
@@ -431,7 +431,7 @@ static bool write_header(struct output *o, const struct emit_input *in, uint64_t
     emit_slot(&h.slot[0], 1, h.weights_offset + weights, tail);
     uint8_t page[PLAN_HEADER_BYTES] = {0};
     memcpy(page, &h, sizeof h);
-    return write_at(o, page, sizeof page, 0, d);
+    return output_write(o, page, sizeof page, 0, d);
 }
 
 void emit_tail(const struct emit_input *in, const struct plan_hash *hashes, struct buffer *tail, struct arena *a) {
@@ -461,7 +461,7 @@ bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result
     r->weights_bytes = weights_bytes(p);
     r->tail_bytes = tail.bytes;
     r->plan_bytes = PLAN_HEADER_BYTES + r->weights_bytes + tail.bytes;
-    bool ok = write_at(o, tail.data, tail.bytes, PLAN_HEADER_BYTES + r->weights_bytes, d) &&
+    bool ok = output_write(o, tail.data, tail.bytes, PLAN_HEADER_BYTES + r->weights_bytes, d) &&
               write_header(o, in, r->weights_bytes, &tail, d);
     if (ok && !file_map_unchanged(&p->model->gguf->map, p->model->gguf->path)) {
         diag_error(d, "model-changed", p->model->gguf->path, "the file changed while it was compiled; compile it again");

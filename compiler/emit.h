@@ -11,6 +11,8 @@
 struct output { int fd; const char *path; char *temporary; };
 bool output_open(struct output *o, const char *path, struct arena *a, struct diag *d);
 void output_abandon(struct output *o);   /* nothing stays behind */
+bool output_write(struct output *o, const void *p, size_t bytes, uint64_t offset, struct diag *d);
+bool output_publish(struct output *o, struct arena *a, struct diag *d);   /* sync, and take the name */
 
 struct emit_input {
     const struct program *program;

@@ -19,6 +19,8 @@
 #include "memory.h"
 #include "origin.h"
 #include "progress.h"
+#include "pack.h"
+#include "retune.h"
 #include "tokenizer.h"
 #include "tune.h"
 
@@ -440,6 +442,39 @@ static int command_tune(int argc, char **argv) {
     return base_interrupted ? 128 + base_interrupted : finish_stdout(rc);
 }
 
+static int command_retune(int argc, char **argv) {
+    struct options o;
+    const char *positional[FILES_MAX];
+    unsigned n;
+    enum report_format format;
+    int rc = parse_report(&o, "retune", argc, argv, positional, &n, &format);
+    if (rc) return rc;
+    if (n != 1) return usage_error("retune takes one plan%s", not_more(n));
+    if (!o.profile) return usage_error("retune takes a profile by --profile%s", "");
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    struct retune_options retune = {positional[0], o.profile, o.top, o.tune.search, o.nvrtc, o.tune.tuned, format};
+    rc = retune_run(&retune, stdout, &a, &d);
+    diag_finish(&d);
+    arena_free(&a);
+    return base_interrupted ? 128 + base_interrupted : finish_stdout(rc);
+}
+
+static int command_pack(int argc, char **argv) {
+    struct options o = {0};
+    const char *positional[FILES_MAX];
+    unsigned n;
+    int rc = parse_options(&o, argc, argv, positional, &n);
+    if (rc) return rc;
+    if (n != 1) return usage_error("pack takes one plan%s", not_more(n));
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    rc = pack_plan(positional[0], &a, &d);
+    diag_finish(&d);
+    arena_free(&a);
+    return base_interrupted ? 128 + base_interrupted : rc;
+}
+
 static int command_fit(int argc, char **argv) {
     struct options o;
     const char *positional[FILES_MAX];
@@ -496,8 +531,8 @@ int main(int argc, char **argv) {
     static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
         {"compile", command_compile}, {"fit", command_fit}, {"explain", command_explain}, {"diff", command_diff},
         {"inspect", command_inspect}, {"knobs", command_knobs}, {"spec", command_spec},
-        {"tune", command_tune}};
-    static const char *const names[] = {"compile", "fit", "explain", "diff", "inspect", "knobs", "spec", "tune"};
+        {"tune", command_tune}, {"retune", command_retune}, {"pack", command_pack}};
+    static const char *const names[] = {"compile", "fit", "explain", "diff", "inspect", "knobs", "spec", "tune", "retune", "pack"};
     base_start();
     if (argc < 2) return usage_error("%s", "no command");
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return fputs(usage, stdout), finish_stdout(0);

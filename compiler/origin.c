@@ -64,12 +64,12 @@ static bool is_whole(const struct model *m) {
     return ok;
 }
 
-static bool read_model(struct origin *o, const struct plan_view *v, const struct plan_origin *from, const char *path, struct arena *a) {
+static bool read_model(struct origin *o, const struct plan_view *v, const struct plan_origin *from, struct arena *a) {
     const struct plan_info *n = v->info;
     struct model_arch *arch = arena_alloc(a, sizeof *arch);
     struct model *m = &o->model;
     arch->name = v->strings + n->arch_name;
-    o->gguf = (struct gguf){.path = path, .header_only = true};
+    o->gguf = (struct gguf){.path = v->strings + n->file_name, .header_only = true};
     o->gguf.tensors = arena_array(a, v->n_pieces + 1u, sizeof *o->gguf.tensors);
     *m = (struct model){.gguf = &o->gguf, .arch = arch, .name = v->strings + n->model_name, .n_layer = n->n_layer, .n_embd = n->n_embd,
                         .n_head = from->n_head, .n_head_kv = from->n_head_kv, .head_dim = from->head_dim, .n_vocab = n->n_vocab,
@@ -98,7 +98,7 @@ bool origin_read(struct origin *o, const struct plan_view *v, const char *path, 
     }
     if (bytes >= sizeof from) memcpy(&from, section, sizeof from);
     if (bytes < sizeof from || from.spec_bytes != bytes - sizeof from || !from.n_head || !from.n_head_kv || !from.head_dim ||
-        !read_model(o, v, &from, path, a)) {
+        !read_model(o, v, &from, a)) {
         diag_error(d, "plan-origin", path, "the plan contradicts itself (where it came from): compile it again");
         return false;
     }

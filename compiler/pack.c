@@ -1,0 +1,85 @@
+/* Changing plans: a tail that is appended, tails that are dropped; see pack.h and PLAN.md. */
+#include "pack.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "progress.h"
+
+static bool write_all(int fd, const void *p, size_t bytes, uint64_t offset) {
+    for (const char *from = p; bytes;) {
+        ssize_t n = pwrite(fd, from, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        from += n, bytes -= (size_t)n, offset += (uint64_t)n;
+    }
+    return true;
+}
+
+int pack_lock(const char *path, struct diag *d) {
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd >= 0 && !flock(fd, LOCK_EX | LOCK_NB)) return fd;
+    if (fd >= 0 && errno == EWOULDBLOCK) diag_error(d, "plan-busy", path, "another jllmc changes this plan");
+    else diag_error(d, "plan", path, "cannot change this plan: %s", strerror(errno));
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+bool pack_append(int fd, const struct plan_view *v, const struct buffer *tail) {
+    struct stat st;
+    struct plan_slot slot;
+    unsigned other = v->slot == &v->header->slot[0];
+    if (fstat(fd, &st)) return false;
+    uint64_t at = u64_round_up((uint64_t)st.st_size, PLAN_WEIGHT_ALIGN);
+    emit_slot(&slot, v->slot->generation + 1, at, tail);
+    /* The slot counts only when all of the tail is on disk. */
+    return write_all(fd, tail->data, tail->bytes, at) && !fsync(fd) &&
+           write_all(fd, &slot, sizeof slot, offsetof(struct plan_header, slot) + other * sizeof slot) && !fsync(fd);
+}
+
+static bool write_packed(struct output *o, const struct plan_view *v, struct diag *d) {
+    enum { PART = 64 << 20 };
+    union { struct plan_header h; uint8_t page[PLAN_HEADER_BYTES]; } head = {.page = {0}};
+    struct buffer tail = {.data = (uint8_t *)(uintptr_t)v->tail, .bytes = (size_t)v->slot->tail_bytes};
+    uint64_t weights = v->header->weights_bytes;
+    head.h = *v->header;
+    memset(head.h.slot, 0, sizeof head.h.slot);
+    emit_slot(&head.h.slot[0], v->slot->generation, PLAN_HEADER_BYTES + weights, &tail);
+    for (uint64_t at = 0; at < weights; at += PART) {
+        uint64_t bytes = weights - at < PART ? weights - at : PART;
+        if (base_interrupted || !output_write(o, v->weights + at, (size_t)bytes, PLAN_HEADER_BYTES + at, d)) return false;
+    }
+    return output_write(o, tail.data, tail.bytes, PLAN_HEADER_BYTES + weights, d) && output_write(o, head.page, sizeof head.page, 0, d);
+}
+
+static int pack_open_plan(const char *path, const struct plan_view *v, struct arena *a, struct diag *d) {
+    struct output o;
+    uint64_t packed = PLAN_HEADER_BYTES + v->header->weights_bytes + v->slot->tail_bytes;
+    if (packed == v->map_bytes) {
+        if (!progress_quiet) fprintf(stderr, "%s: nothing to drop\n", path);
+        return 0;
+    }
+    bool ok = output_open(&o, path, a, d) && write_packed(&o, v, d) && output_publish(&o, a, d);
+    output_abandon(&o);
+    if (ok && !progress_quiet) fprintf(stderr, "%s: %.1f MB less\n", path, (double)(v->map_bytes - packed) / 1e6);
+    return ok ? 0 : 3;
+}
+
+int pack_plan(const char *path, struct arena *a, struct diag *d) {
+    struct plan_view v;
+    struct jllm_error e;
+    int fd = pack_lock(path, d);
+    if (fd < 0) return 3;
+    int rc = 1;
+    if (!plan_open(&v, path, &e)) diag_error(d, "plan", NULL, "%s", e.text);
+    else {
+        rc = pack_open_plan(path, &v, a, d);
+        plan_close(&v);
+    }
+    close(fd);
+    return rc;
+}

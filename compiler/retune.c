@@ -1,0 +1,425 @@
+/* Retune; see retune.h.
+ *
+ * The plan says what it was lowered from (origin.h), so it is lowered again, with what was found as entries beside the spec's.
+ * Nothing but kernels and launches may come out otherwise: then tests, weights and all else of the old tail hold as they are, and
+ * kernels whose source is the same keep their code.
+ */
+#include "retune.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cost.h"
+#include "cover.h"
+#include "emit.h"
+#include "memory.h"
+#include "origin.h"
+#include "pack.h"
+#include "sheet.h"
+
+enum { REPETITIONS = 7, PROFILE_VERSION = 1 };
+
+struct retune {
+    const struct retune_options *o;
+    struct arena *a;
+    struct diag *d;
+    struct plan_view view;
+    struct origin origin;
+    struct tuner tuner;
+    double *lost_us;              /* [n_kernels] of the plan, in a use of the model, by the profile */
+    uint32_t *units; unsigned n_units;   /* those that lose most */
+    struct spec spec;             /* with what was found */
+    struct program program;
+    struct buffer origin_section;
+    double *before_us, *predicted_us, *after_us;   /* [n_phases] */
+};
+
+static bool refuse(const struct retune *r, const char *code, const char *text) {
+    diag_error(r->d, code, r->o->plan, "%s", text);
+    return false;
+}
+
+/* --- the profile ----------------------------------------------------------------------------------- */
+
+static bool profile_error(const struct retune *r, unsigned line, const char *text) {
+    diag_error(r->d, "profile", arena_printf(r->a, "%s:%u", r->o->profile, line), "%s", text);
+    return false;
+}
+
+static bool check_head(const struct retune *r, const json_t *row, unsigned line) {
+    const char *hash = json_string_value(json_object_get(row, "plan_hash"));
+    struct hash128 own;
+    char hex[33];
+    memcpy(own.bytes, r->view.slot->tail_hash.bytes, sizeof own.bytes);
+    hash_hex(own, hex);
+    if (json_integer_value(json_object_get(row, "version")) != PROFILE_VERSION) return profile_error(r, line, "this profile is of another version");
+    return (hash && !strcmp(hash, hex)) ||
+           profile_error(r, line, "this profile is of another plan, or of other kernels than the plan has now: profile it again");
+}
+
+static double phase_weight(const struct plan_view *v, json_int_t phase) {
+    if (phase < 0 || phase >= v->n_phases || v->phases[phase].kind == PLAN_PHASE_CANDIDATES) return 0;
+    return v->phases[phase].kind == PLAN_PHASE_DECODE ? TUNE_ANSWER_TOKENS : 1;
+}
+
+static bool take_op(struct retune *r, const json_t *row, unsigned line) {
+    const char *kernel = json_string_value(json_object_get(row, "kernel"));
+    double lost = json_number_value(json_object_get(row, "lost_us"));
+    uint32_t i = 0;
+    while (kernel && i < r->view.n_kernels && strcmp(r->view.strings + r->view.kernels[i].name, kernel)) i++;
+    if (!kernel || i == r->view.n_kernels) return profile_error(r, line, "the plan has no such kernel");
+    r->lost_us[i] += lost * phase_weight(&r->view, json_integer_value(json_object_get(row, "phase")));
+    return true;
+}
+
+static bool take_profile_row(struct retune *r, const json_t *row, unsigned line, bool *ended) {
+    const char *kind = json_string_value(json_object_get(row, "row"));
+    if (!kind || (line == 1) != !strcmp(kind, "profile")) return profile_error(r, line, "this is no profile of a plan");
+    *ended = !strcmp(kind, "end");
+    if (line == 1) return check_head(r, row, line);
+    return strcmp(kind, "op") || take_op(r, row, line);
+}
+
+static bool read_profile(struct retune *r) {
+    size_t bytes;
+    bool ok = true, ended = false;
+    unsigned line = 0;
+    const char *text = file_read(r->a, r->o->profile, &bytes);
+    r->lost_us = arena_array(r->a, r->view.n_kernels, sizeof *r->lost_us);
+    if (!text) return diag_error(r->d, "profile", r->o->profile, "cannot read this file: %s", strerror(errno)), false;
+    for (const char *p = text, *end = text + bytes, *eol; p < end && ok; p = eol + 1) {
+        json_error_t why;
+        eol = memchr(p, '\n', (size_t)(end - p));
+        if (!eol) eol = end;
+        json_t *row = json_loadb(p, (size_t)(eol - p), 0, &why);
+        line++;
+        ok = row ? take_profile_row(r, row, line, &ended) : profile_error(r, line, why.text);
+        json_decref(row);
+    }
+    if (ok && !ended) return profile_error(r, line, "the profile was cut off: its last row is not `end`");
+    return ok;
+}
+
+/* --- what loses most ------------------------------------------------------------------------------- */
+
+/* The program of today's templates must be what the plan holds: launches of the same kernels, weights in the same places. */
+static bool is_same_structure(const struct retune *r, const struct program *p) {
+    const struct plan_view *v = &r->view;
+    bool same = p->n_kernels == v->n_kernels && p->n_launches == v->n_launches && p->n_pieces == v->n_pieces && p->n_phases == v->n_phases &&
+                p->cache_bytes == v->info->cache_bytes && p->ctx_max == v->info->ctx_max;
+    for (uint32_t i = 0; same && i < p->n_kernels; i++)
+        same = !strcmp(p->kernels[i].template->name, v->strings + v->kernels[i].template_name);
+    for (uint32_t i = 0; same && i < p->n_launches; i++)
+        same = p->launches[i].kernel == v->launches[i].kernel && p->launches[i].n_args == v->launches[i].n_args;
+    for (uint32_t i = 0; same && i < p->n_pieces; i++)
+        same = p->pieces[i].bytes == v->pieces[i].bytes && p->pieces[i].offset == v->pieces[i].offset &&
+               !strcmp(p->pieces[i].layout, v->strings + v->pieces[i].layout) && !strcmp(p->pieces[i].name, v->strings + v->pieces[i].name);
+    return same;
+}
+
+/* As compiled, with today's templates: else kernels of two kinds would meet in one plan. */
+static bool check_templates(const struct retune *r) {
+    const struct program *p = r->tuner.all.program;
+    const struct plan_view *v = &r->view;
+    const struct toolchain *t = &r->tuner.toolchain;
+    bool same = is_same_structure(r, p), hashed = !strcmp(t->version, v->strings + v->info->compiler_name);
+    for (uint32_t i = 0; same && i < p->n_kernels; i++) {
+        struct hash128 h = t->hash(t, p->kernels[i].source);
+        same = !strcmp(p->kernels[i].name, v->strings + v->kernels[i].name) && (!hashed || !memcmp(h.bytes, v->kernels[i].source_hash.bytes, sizeof h.bytes));
+    }
+    return same || refuse(r, "plan-templates", "the templates have changed since this plan was compiled: compile it again");
+}
+
+static int compare_lost(const void *a, const void *b, void *user) {
+    const struct retune *r = user;
+    const struct tune_unit *all = r->tuner.all.units;
+    double x = r->lost_us[all[*(const uint32_t *)a].kernel], y = r->lost_us[all[*(const uint32_t *)b].kernel];
+    return (x < y) - (x > y);
+}
+
+static bool choose_units(struct retune *r) {
+    unsigned n = r->tuner.all.n_units, losing = 0;
+    r->units = arena_array(r->a, n + 1u, sizeof *r->units);
+    for (uint32_t i = 0; i < n; i++) r->units[i] = i;
+    qsort_r(r->units, n, sizeof *r->units, compare_lost, r);
+    while (losing < n && r->lost_us[r->tuner.all.units[r->units[losing]].kernel] > 0) losing++;
+    r->n_units = losing < r->o->top ? losing : r->o->top;
+    return r->n_units || refuse(r, "retune", "nothing that has parameters loses time, by this profile");
+}
+
+/* --- the search ------------------------------------------------------------------------------------ */
+
+static bool search_units(struct retune *r) {
+    struct tuner *t = &r->tuner;
+    bool *chosen = arena_array(r->a, t->all.n_units, sizeof *chosen), *done = arena_array(r->a, t->all.n_groups, sizeof *done);
+    bool ok = tuner_begin(t);
+    t->n_planned = 0;
+    for (unsigned i = 0; i < r->n_units; i++) chosen[r->units[i]] = true;
+    for (unsigned i = 0; i < r->n_units && ok; i++) {
+        unsigned group = t->all.units[r->units[i]].group;
+        if (!done[group]) ok = tuner_group(t, group, chosen, r->units[i]);
+        done[group] = true;
+    }
+    tuner_end(t);
+    return ok;
+}
+
+static bool has_changed(const struct retune *r, uint32_t unit) {
+    const struct tune_unit *u = &r->tuner.all.units[unit];
+    return memcmp(u->now, r->tuner.results[unit].best, u->template->n_params * sizeof *u->now) != 0;
+}
+
+static bool is_listed(const struct spec_entry *entries, unsigned n, const struct spec_entry *e) {
+    for (unsigned i = 0; i < n; i++)
+        if (entries[i].shape == e->shape && !strcmp(entries[i].template_name, e->template_name) &&
+            tuned_same_fields(entries[i].match, entries[i].n_match, e->match, e->n_match))
+            return true;
+    return false;
+}
+
+/* What was found, nearer than all that the plan's spec says. How many units changed. */
+static unsigned spec_with_results(struct retune *r) {
+    const struct tuner *t = &r->tuner;
+    struct spec *s = &r->spec;
+    unsigned n_changed = 0;
+    *s = *t->all.spec;
+    s->entries = arena_array(r->a, s->n_entries + 2u * t->all.n_units, sizeof *s->entries);
+    if (s->n_entries) memcpy(s->entries, t->all.spec->entries, s->n_entries * sizeof *s->entries);
+    unsigned first = s->n_entries;
+    for (unsigned i = 0; i < first; i++)
+        if (!spec_is_override(&s->entries[i])) s->entries[i].rank++;
+    for (uint32_t i = 0; i < t->all.n_units; i++) {
+        struct tuned_row rows[2];
+        if (!has_changed(r, i)) continue;
+        n_changed++;
+        for (unsigned j = 0, n = tuner_choices(t, i, rows); j < n; j++) {
+            struct spec_entry e = {.shape = rows[j].shape, .template_name = rows[j].template_name, .match = rows[j].key, .n_match = rows[j].n_key,
+                                   .set = rows[j].set, .n_set = rows[j].n_set, .place = {.file = "retune"}};
+            for (unsigned k = 0; k < e.n_set; k++) e.set[k].value.place = e.place;
+            if (!is_listed(s->entries + first, s->n_entries - first, &e)) s->entries[s->n_entries++] = e;
+        }
+    }
+    return n_changed;
+}
+
+/* --- times ----------------------------------------------------------------------------------------- */
+
+static bool time_phases(const struct retune *r, double *us) {
+    struct jllm_error e = {0};
+    struct jllm_options o = {.n_threads = base_cores()};
+    struct jllm_plan *plan = jllm_open(r->o->plan, &o, &e);
+    struct jllm_session *s = plan ? jllm_session_new(plan, &e) : NULL;
+    uint32_t *list = arena_array(r->a, r->view.n_launches, sizeof *list);
+    bool ok = s != NULL;
+    for (uint32_t i = 0; i < r->view.n_phases && ok; i++) {
+        const struct plan_phase *p = &r->view.phases[i];
+        double times[REPETITIONS];
+        for (uint32_t j = 0; j < p->n_launches; j++) list[j] = p->first_launch + j;
+        us[i] = 0;
+        if (p->n_tokens > r->view.info->ctx_max) continue;   /* no pass of it is ever full */
+        ok = jllm_time(s, list, p->n_launches, true, REPETITIONS, times, &e);
+        us[i] = times[0];
+    }
+    jllm_session_free(s);
+    jllm_close(plan);
+    if (!ok) diag_error(r->d, "retune-device", NULL, "%s", e.text);
+    return ok;
+}
+
+/* What the search says a phase takes: as measured, less what each launch gains. */
+static void predict(struct retune *r) {
+    const struct tuner *t = &r->tuner;
+    double *gain = arena_array(r->a, r->view.n_kernels, sizeof *gain);
+    for (uint32_t i = 0; i < t->all.n_units; i++)
+        if (has_changed(r, i)) gain[t->all.units[i].kernel] = t->results[i].base_us - t->results[i].us;
+    for (uint32_t i = 0; i < r->view.n_phases; i++) {
+        const struct plan_phase *p = &r->view.phases[i];
+        r->predicted_us[i] = r->before_us[i];
+        for (uint32_t j = 0; j < p->n_launches; j++) r->predicted_us[i] -= gain[r->view.launches[p->first_launch + j].kernel];
+        if (r->predicted_us[i] < r->before_us[i] / 10) r->predicted_us[i] = r->before_us[i] / 10;
+    }
+}
+
+/* The cover by what phases take; what a missing token saves keeps its share of that. */
+static const uint16_t *measured_cover(struct retune *r) {
+    struct program *p = &r->program;
+    uint64_t *token_ns = arena_array(r->a, p->n_phases, sizeof *token_ns);
+    cost_phases(p, token_ns);
+    for (unsigned i = 0; i < p->n_phases; i++) {
+        double ns = 1e3 * r->predicted_us[i], modelled = (double)p->phases[i].cost_ns;
+        if (!(ns > 0)) continue;
+        token_ns[i] = modelled > 0 ? (uint64_t)((double)token_ns[i] * ns / modelled) : 0;
+        p->phases[i].cost_ns = (uint64_t)(ns + 0.5);
+    }
+    return cost_cover(p, token_ns, r->a);
+}
+
+/* --- the new tail ---------------------------------------------------------------------------------- */
+
+/* Code of kernels that stay; details too, which say where a choice came from. */
+static const char **keep_kernels(struct retune *r) {
+    const struct program *old = r->tuner.all.program;
+    const char **details = arena_array(r->a, r->program.n_kernels, sizeof *details);
+    for (uint32_t i = 0; i < r->program.n_kernels; i++) {
+        struct kernel *k = &r->program.kernels[i];
+        const struct plan_kernel *from = &r->view.kernels[i];
+        if (strcmp(k->source, old->kernels[i].source)) continue;
+        details[i] = r->view.strings + from->detail;
+        k->image = r->view.code + from->code_offset;
+        k->image_bytes = (size_t)from->code_bytes;
+        k->entry = from->entry;
+        k->registers = from->registers, k->spill_bytes = from->spill_bytes, k->shared_bytes = from->shared_bytes;
+        memcpy(k->source_hash.bytes, from->source_hash.bytes, sizeof k->source_hash.bytes);
+    }
+    return details;
+}
+
+static bool keep_tests(const struct retune *r, struct selftest *s) {
+    const struct plan_view *v = &r->view;
+    *s = (struct selftest){.tests = (void *)(uintptr_t)v->tests, .n_tests = v->n_tests, .inputs = (void *)(uintptr_t)v->test_inputs,
+                           .n_inputs = v->n_test_inputs, .values = (void *)(uintptr_t)v->test_values, .n_values = v->n_test_values,
+                           .model = *v->test_model};
+    if (s->model.n_tokens > COUNT(s->ids) || s->model.n_values > COUNT(s->logits)) return refuse(r, "plan", "its test of the model is too large");
+    const uint8_t *from = (const uint8_t *)(v->test_model + 1);
+    memcpy(s->ids, from, s->model.n_tokens * sizeof *s->ids);
+    memcpy(s->logits, from + s->model.n_tokens * sizeof *s->ids, s->model.n_values * sizeof *s->logits);
+    return true;
+}
+
+static struct buffer section_of(const struct plan_view *v, uint32_t kind) {
+    uint64_t bytes = 0;
+    const void *p = sheet_section(v, kind, &bytes);
+    return (struct buffer){.data = (uint8_t *)(uintptr_t)p, .bytes = (size_t)bytes};
+}
+
+static bool lower_again(struct retune *r) {
+    struct graph *g = arena_alloc(r->a, sizeof *g);
+    graph_build(g, &r->origin.model, r->spec.buckets, r->spec.n_buckets, r->a);
+    if (!contract_lower(&r->program, &r->origin.model, &r->spec, g, r->a, r->d)) return false;
+    memory_plan(&r->program);
+    if (!is_same_structure(r, &r->program)) return refuse(r, "retune", "with these parameters the plan would be another one: compile it with the results of jllmc tune");
+    return memory_check(&r->program, r->d);
+}
+
+static bool make_tail(struct retune *r, struct buffer *tail) {
+    struct toolchain toolchain = r->tuner.toolchain;
+    struct selftest tests;
+    struct plan_hash *hashes = arena_array(r->a, r->view.n_pieces + 1u, sizeof *hashes);
+    struct buffer tokenizer = section_of(&r->view, PLAN_TOKENIZER), chat = section_of(&r->view, PLAN_CHAT), forecast = section_of(&r->view, PLAN_FORECAST);
+    const char **details = keep_kernels(r);
+    if (!keep_tests(r, &tests) || !toolchain_compile(&toolchain, &r->program, r->a, r->d)) return false;
+    for (uint32_t i = 0; i < r->view.n_pieces; i++) hashes[i] = r->view.pieces[i].hash;
+    if (toolchain.driver_min < r->view.info->driver_min) toolchain.driver_min = r->view.info->driver_min;   /* of kernels that stay */
+    origin_write(&r->program, &r->origin_section);
+    struct emit_input in = {.program = &r->program, .toolchain = &toolchain, .selftest = &tests, .cover = measured_cover(r),
+                            .forecast = (const void *)forecast.data, .tokenizer = &tokenizer, .chat = &chat, .origin = &r->origin_section,
+                            .spec_name = r->view.strings + r->view.info->spec_name, .spec_hash = r->view.strings + r->view.info->spec_hash,
+                            .details = details};
+    emit_tail(&in, hashes, tail, r->a);
+    return true;
+}
+
+static bool change_plan(struct retune *r, int fd) {
+    struct buffer tail = {0};
+    bool ok = lower_again(r) && make_tail(r, &tail);
+    if (ok && !(ok = pack_append(fd, &r->view, &tail)))
+        diag_error(r->d, "output", r->o->plan, "cannot write to this plan, which is as it was: %s", strerror(errno));
+    buffer_free(&tail);
+    buffer_free(&r->origin_section);
+    return ok;
+}
+
+/* --- the report ------------------------------------------------------------------------------------ */
+
+static json_t *unit_row(const struct retune *r, uint32_t i) {
+    const struct tune_unit *u = &r->tuner.all.units[i];
+    const struct tune_result *x = &r->tuner.results[i];
+    json_t *row = json_object();
+    report_set(row, "launch", report_text(tune_unit_name(u, r->a)));
+    report_set(row, "lost_us", report_real(r->lost_us[u->kernel]));
+    report_set(row, "tried", report_integer(x->n_tried));
+    report_set(row, "chosen", report_text(tune_values_text(u->template, x->best, u->now, r->a)));
+    report_set(row, "before_us", report_real(x->base_us > 0 ? x->base_us : (double)NAN));
+    report_set(row, "us", report_real(x->us > 0 ? x->us : (double)NAN));
+    return row;
+}
+
+static json_t *phase_row(const struct retune *r, uint32_t i) {
+    static const char *const kinds[] = {"", "prefill", "head", "decode", "candidates"};
+    json_t *row = json_object();
+    report_set(row, "phase", report_text(kinds[r->view.phases[i].kind]));
+    report_set(row, "n_tokens", report_integer(r->view.phases[i].n_tokens));
+    report_set(row, "before_us", report_real(r->before_us[i]));
+    report_set(row, "predicted_us", report_real(r->predicted_us[i]));
+    report_set(row, "after_us", report_real(r->after_us[i]));
+    report_set(row, "predicted_percent", report_real(100 * (r->before_us[i] / r->predicted_us[i] - 1)));
+    report_set(row, "gained_percent", report_real(100 * (r->before_us[i] / r->after_us[i] - 1)));
+    return row;
+}
+
+static void report(const struct retune *r, unsigned n_changed, FILE *out) {
+    json_t *root = json_object(), *facts = json_object(), *units = json_array(), *phases = json_array();
+    report_set(facts, "plan", report_text(r->o->plan));
+    report_set(facts, "changed", report_integer(n_changed));
+    report_set(facts, "generation", report_integer(r->view.slot->generation + (n_changed > 0)));
+    report_set(facts, "seconds", report_real(base_seconds() - r->tuner.start));
+    for (unsigned i = 0; i < r->n_units; i++) report_append(units, unit_row(r, r->units[i]));
+    for (uint32_t i = 0; n_changed && i < r->view.n_phases; i++)
+        if (r->before_us[i] > 0) report_append(phases, phase_row(r, i));
+    report_set(root, "retune", facts);
+    report_set(root, "launches", units);
+    report_set(root, "phases", phases);
+    report_finish(root, r->o->format, out);
+}
+
+/* --- the command ----------------------------------------------------------------------------------- */
+
+static bool prepare(struct retune *r) {
+    struct tuner *t = &r->tuner;
+    const char *target = r->view.strings + r->view.info->target_name;
+    if (!origin_read(&r->origin, &r->view, r->o->plan, r->a, r->d) || !read_profile(r)) return false;
+    if (!tune_units_find(&t->all, &r->origin.model, &r->origin.spec, r->a, r->d)) return false;
+    if (!toolchain_find(&t->toolchain, &r->origin.spec, r->o->nvrtc, r->a, r->d)) return false;
+    if (strcmp(t->toolchain.target, target)) return refuse(r, "retune", arena_printf(r->a, "the plan is for %s, kernels are made for %s here", target, t->toolchain.target));
+    t->search = r->o->search;
+    t->search_text = arena_printf(r->a, "retune %s", tune_search_names[r->o->search]);
+    return check_templates(r) && choose_units(r) && tune_replay_read(t);
+}
+
+static bool retune_open_plan(struct retune *r, int fd, FILE *out) {
+    struct tuner *t = &r->tuner;
+    struct tuned_row *rows;
+    unsigned n;
+    double **const times[] = {&r->before_us, &r->predicted_us, &r->after_us};
+    for (unsigned i = 0; i < COUNT(times); i++) *times[i] = arena_array(r->a, r->view.n_phases, sizeof **times[i]);
+    if (!prepare(r)) return false;
+    if (r->o->tuned && (t->fd = tune_file_open(r->o->tuned, &rows, &n, r->a, r->d)) < 0) return false;
+    bool ok = search_units(r);
+    if (t->fd >= 0) close(t->fd);
+    if (!ok) return false;
+    unsigned n_changed = spec_with_results(r);
+    if (n_changed) {
+        if (!time_phases(r, r->before_us)) return false;
+        predict(r);
+        if (!change_plan(r, fd) || !time_phases(r, r->after_us)) return false;
+    }
+    report(r, n_changed, out);
+    return true;
+}
+
+int retune_run(const struct retune_options *o, FILE *out, struct arena *a, struct diag *d) {
+    struct retune r = {.o = o, .a = a, .d = d, .tuner = {.fd = -1, .a = a, .d = d}};
+    struct jllm_error e;
+    int fd = pack_lock(o->plan, d), rc = 1;
+    if (fd < 0) return 3;
+    if (!plan_open(&r.view, o->plan, &e)) diag_error(d, "plan", NULL, "%s", e.text);
+    else {
+        if (retune_open_plan(&r, fd, out)) rc = 0;
+        plan_close(&r.view);
+    }
+    close(fd);
+    return rc;
+}

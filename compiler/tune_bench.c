@@ -340,7 +340,21 @@ static const char *resources_status(const struct tune_candidate *c, const struct
     return c->kernel.spill_bytes > first->kernel.spill_bytes ? "spills" : NULL;
 }
 
-/* Candidates that fail move to the end of *n. */
+/* Parameters that a kernel's text mentions need not change it. */
+static bool is_same(const struct tune_candidate *c, const struct tune_candidate *first) {
+    const struct launch *a = &c->launch, *b = &first->launch;
+    return c->kernel.image_bytes == first->kernel.image_bytes && !memcmp(c->kernel.image, first->kernel.image, first->kernel.image_bytes) &&
+           !strcmp(c->kernel.name, first->kernel.name) && a->items == b->items && a->chunk == b->chunk && a->grid_y == b->grid_y &&
+           a->grid_z == b->grid_z && a->shared_bytes == b->shared_bytes;
+}
+
+static const char *status_of(const struct tune_candidate *c, const struct tune_candidate *first) {
+    if (!c->kernel.image) return "compile";
+    if (c == first || !first->kernel.image) return NULL;
+    const char *status = resources_status(c, first);
+    return !status && is_same(c, first) ? "same" : status;
+}
+
 static bool compile_all(const struct bench *b, struct tune_candidate *c, unsigned n, struct arena *a, struct diag *d) {
     struct program p = {.kernels = arena_array(a, n, sizeof *p.kernels), .n_kernels = n};
     const char **failures = arena_array(a, n, sizeof *failures);
@@ -352,7 +366,7 @@ static bool compile_all(const struct bench *b, struct tune_candidate *c, unsigne
     for (unsigned i = 0; i < n && ok; i++) {
         c[i].kernel = p.kernels[i];
         c[i].why = failures[i];
-        c[i].status = failures[i] ? "compile" : i ? resources_status(&c[i], &c[0]) : NULL;
+        c[i].status = status_of(&c[i], &c[0]);
     }
     return ok;
 }
@@ -430,9 +444,10 @@ static int compare_doubles(const void *a, const void *b) {
     return (*x > *y) - (*x < *y);
 }
 
-static double median(double *x, unsigned n) {
+/* What disturbs a run makes it longer, never shorter; the very shortest may be a clock's mistake. */
+static double lower_quartile(double *x, unsigned n) {
     qsort(x, n, sizeof *x, compare_doubles);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+    return x[n / 4];
 }
 
 /* Launches of a run: about RUN_US together, as the first ones say. */
@@ -447,21 +462,19 @@ static bool run_length(struct bench *b, unsigned x, unsigned y, unsigned *n, str
 
 bool bench_time(struct bench *b, unsigned x, unsigned y, unsigned rounds, double *x_us, double *y_us, struct diag *d) {
     enum { ROUNDS_MAX = 64 };
-    double us[2][ROUNDS_MAX], ratio[ROUNDS_MAX];
+    double us[2][ROUNDS_MAX];
     const unsigned who[2] = {x, y};
     struct jllm_error e;
     unsigned n;
     assert(rounds && rounds <= ROUNDS_MAX);
     if (!run_length(b, x, y, &n, &e)) return library_failed(&e, d);
-    for (unsigned r = 0; r < rounds; r++) {
+    for (unsigned r = 0; r < rounds; r++)
         for (unsigned i = 0; i < 2; i++) {
             unsigned j = (i + r) % 2;    /* who comes second has no advantage over all */
             if (!run_once(b, who[j], n, &us[j][r], &e)) return library_failed(&e, d);
         }
-        ratio[r] = us[1][r] / us[0][r];
-    }
-    *x_us = median(us[0], rounds);
-    *y_us = *x_us * median(ratio, rounds);
+    *x_us = lower_quartile(us[0], rounds);
+    *y_us = lower_quartile(us[1], rounds);
     return true;
 }
 

@@ -35,9 +35,9 @@ struct bench {
 void bench_init(struct bench *b, const struct toolchain *t, const struct spec *s);
 /* Compile candidates[n] (of one unit, all good so far) on all cores, make a plan of those that compile and open it, and check
  * each against the reference. Candidates that fail get a status: "compile", "registers", "spills" (more than candidates[0]),
- * "wrong". They are reordered, those that compile first. False: diagnostics, nothing is open. */
+ * "wrong"; those that come to the same code as candidates[0] are "same". They are reordered, those that compile first. False: diagnostics, nothing is open. */
 bool bench_open(struct bench *b, const struct tune_unit *u, struct tune_candidate *candidates, unsigned n, struct arena *a, struct diag *d);
-/* Microseconds of a launch of candidate x and of y, both good: medians of `rounds` runs in turn, y's scaled by the median ratio. */
+/* Microseconds of a launch of candidate x and of y, both good: lower quartiles of `rounds` runs in turn. */
 bool bench_time(struct bench *b, unsigned x, unsigned y, unsigned rounds, double *x_us, double *y_us, struct diag *d);
 /* What runs them: "NVIDIA H200, 132 SMs", "Intel(R) Xeon(R) Processor, 2 threads". Of an open bench. */
 const char *bench_device(const struct bench *b, struct arena *a);

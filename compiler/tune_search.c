@@ -135,8 +135,9 @@ static void add_memo(struct tuner *t, struct tune_result *r, struct tune_memo m)
 }
 
 static double ratio_of(const struct tune_memo *m) {
+    if (!strcmp(m->status, "same")) return 1;    /* it is what the spec chooses, and so is what has no rounds */
     if (strcmp(m->status, "ok")) return INFINITY;
-    return m->rounds ? m->us / m->base_us : 1;   /* no rounds: it is what the spec chooses */
+    return m->rounds ? m->us / m->base_us : 1;
 }
 
 /* Of the first thing that was timed; 0: nothing was. */
@@ -526,6 +527,16 @@ static bool unit_stage(struct tuner *t, uint32_t unit) {
     return true;
 }
 
+/* What the group's stage means to a unit that is not searched itself. */
+static bool measure_unit(struct tuner *t, uint32_t unit) {
+    struct tune_result *r = &t->results[unit];
+    struct stage s = {.t = t, .template = t->all.units[unit].template, .units = &unit, .n_units = 1, .only = UINT32_MAX, .now = r->best};
+    if (!start_score(&s, t->a)) return false;
+    r->base_us = base_us(r);
+    r->us = r->base_us * s.score;
+    return true;
+}
+
 bool tuner_group(struct tuner *t, unsigned group, const bool *chosen, uint32_t only) {
     uint32_t *units = arena_array(t->a, t->all.n_units, sizeof *units);
     unsigned n = 0;
@@ -535,7 +546,7 @@ bool tuner_group(struct tuner *t, unsigned group, const bool *chosen, uint32_t o
     if (is_over(t)) return !base_interrupted;
     if (!shape_stage(t, units, n, only)) return false;
     for (unsigned i = 0; i < n && !is_over(t); i++)
-        if ((!chosen || chosen[units[i]]) && !unit_stage(t, units[i])) return false;
+        if (!(!chosen || chosen[units[i]] ? unit_stage : measure_unit)(t, units[i])) return false;
     return !base_interrupted;
 }
 
