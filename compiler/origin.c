@@ -102,6 +102,6 @@ bool origin_read(struct origin *o, const struct plan_view *v, const char *path, 
         diag_error(d, "plan-origin", path, "the plan contradicts itself (where it came from): compile it again");
         return false;
     }
-    return spec_load_text(&o->spec, arena_printf(a, "%s's spec", v->strings + v->info->model_name), (const char *)section + sizeof from,
+    return spec_load_text(&o->spec, "the plan's spec", (const char *)section + sizeof from,
                           from.spec_bytes, a, d);
 }
