@@ -196,6 +196,8 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
         wm, rt, parts = matrices, matrices, 1
         wk = key.quant == "f32" and 8 // wm or k_warps(slices, 10 // wm)
         blocks = (n == 1 and key.quant ~= "f32") and 2 or 1
+        -- ptxas takes what it is given here, and then spills: three blocks an SM make it thrifty
+        if n == 1 and matrices == 2 and wk <= 4 and (key.quant == "q4_k" or key.quant == "q4_1") then blocks = 3 end
         if n == 8 and key.quant == "f32" then wm, rt = wm * rt, 1 end   -- fewer registers
     else
         way, parts = cut(all_tiles, ceil_div(key.k, 32 * steps[key.quant].blocks))
