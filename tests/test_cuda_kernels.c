@@ -88,9 +88,10 @@ static const char *label(const struct simt_kernel *k, char *text, size_t bytes) 
     return text;
 }
 
-static void launch(const struct simt_kernel *k, struct simt_grid grid, uint64_t seed, void *const *args) {
+/* As the contract launches it. */
+static void launch(const struct simt_kernel *k, uint64_t seed, void *const *args) {
     char text[400];
-    const char *error = simt_launch(k, grid, seed, args);
+    const char *error = simt_launch(k, k->grid, seed, args);
     if (error) fail_msg("%s: %s", label(k, text, sizeof text), error);
 }
 
@@ -114,42 +115,6 @@ static void each(const struct simt_kernel *table, const char *source, void (*che
     assert_true(n > 0);
 }
 
-/* --- geometry -------------------------------------------------------------------------------------- */
-
-static struct simt_grid rms_norm_grid(const struct simt_kernel *k) {
-    return (struct simt_grid){ .x = key(k, "n"), .y = 1, .z = 1, .block = key(k, "threads") };
-}
-/* A warp makes 32 columns of a token, four warps a block. */
-static struct simt_grid columns_grid(unsigned n, unsigned cols) {
-    unsigned blocks = ceil_div(n == 1 ? (unsigned)round_up(cols, 256) : cols, 32);
-    return (struct simt_grid){ .x = ceil_div(blocks, 4), .y = n, .z = 1, .block = 128 };
-}
-static struct simt_grid act_mul_grid(const struct simt_kernel *k) { return columns_grid(key(k, "n"), key(k, "k")); }
-static struct simt_grid combine_grid(const struct simt_kernel *k) {
-    return columns_grid(key(k, "n"), key(k, "n_head") * key(k, "head_dim"));
-}
-static struct simt_grid rope_grid(const struct simt_kernel *k) {
-    return (struct simt_grid){ .x = ceil_div(key(k, "n_head") + 2 * key(k, "n_head_kv"), 4), .y = key(k, "n"), .z = 1, .block = 128 };
-}
-static struct simt_grid embed_grid(const struct simt_kernel *k) {
-    return (struct simt_grid){ .x = key(k, "n"), .y = 1, .z = 1, .block = 256 };
-}
-/* wm x wk warps, each with rt row tiles; sums of all wk warps of a row meet in shared memory. */
-static struct simt_grid matrix_grid(const struct simt_kernel *k, unsigned items) {
-    unsigned n = key(k, "n"), rows = key(k, "wm") * key(k, "rt") * 16, pitch = n == 1 ? rows : rows + 4;
-    return (struct simt_grid){ .x = items, .y = 1, .z = 1, .block = key(k, "wm") * key(k, "wk") * 32,
-                               .shared_bytes = key(k, "wk") * n * pitch * 4 };
-}
-static struct simt_grid matmul_grid(const struct simt_kernel *k) {
-    return matrix_grid(k, ceil_div(key(k, "m"), key(k, "wm") * key(k, "rt") * 16));
-}
-static struct simt_grid gate_up_grid(const struct simt_kernel *k) {
-    return matrix_grid(k, ceil_div(key(k, "m"), key(k, "wm") * key(k, "rt") * 8));
-}
-static struct simt_grid attention_grid(const struct simt_kernel *k) {
-    return (struct simt_grid){ .x = ceil_div(key(k, "n") * (key(k, "n_head") / key(k, "n_head_kv")), 16), .y = key(k, "n_head_kv"),
-                               .z = ceil_div(key(k, "ctx"), key(k, "split")), .block = key(k, "warps") * 32 };
-}
 static size_t part_bytes(const struct simt_kernel *k) {
     return (size_t)ceil_div(key(k, "ctx"), key(k, "split")) * key(k, "n") * key(k, "n_head") * (key(k, "head_dim") + 1) * 4;
 }
@@ -300,7 +265,7 @@ static void matrix_close(struct matrix *c) {
 
 static void matmul_run(const struct simt_kernel *kernel, const struct matrix *c, unsigned n, uint64_t seed, float *out) {
     struct plan_step *step = device_step((struct plan_step){ .n_tokens = n });
-    launch(kernel, matmul_grid(kernel), seed, (void *[]){ c->x, c->w[0], out, step });
+    launch(kernel, seed, (void *[]){ c->x, c->w[0], out, step });
     simt_free(step);
 }
 
@@ -345,7 +310,7 @@ static void gate_up_check(const struct simt_kernel *kernel, const struct matrix 
     for (size_t i = 0; i < (size_t)n * c->m; i++) want[i] = silu(c->want[0][i]) * c->want[1][i];
     uint8_t *out = simt_alloc(x16_bytes(c->n, c->m), "out");
     struct plan_step *step = device_step((struct plan_step){ .n_tokens = n });
-    launch(kernel, gate_up_grid(kernel), seed, (void *[]){ c->x, c->w[0], c->w[1], out, step });
+    launch(kernel, seed, (void *[]){ c->x, c->w[0], c->w[1], out, step });
     assert_x16(out, c->n, c->m, n, want, 2e-5);
     simt_free(step);
     simt_free(out);
@@ -373,7 +338,7 @@ static void embed_check(const struct simt_kernel *kernel, const uint8_t *tensor,
     if (n == 1) s.ids[0] = (int32_t)below(m);
     float *out = simt_alloc((size_t)rows * k * sizeof *out, "out");
     step = device_step(s);
-    launch(kernel, embed_grid(kernel), n % 2, (void *[]){ w, out, step });
+    launch(kernel, n % 2, (void *[]){ w, out, step });
     for (unsigned t = 0; t < n; t++) {
         double *want = decoded(q, tensor + (size_t)s.ids[t] * k / quant_formats[q].block_elems * quant_formats[q].block_bytes, k), top = 0;
         for (unsigned i = 0; i < k; i++) top = fmax(top, fabs(want[i]));
@@ -415,7 +380,7 @@ static void rms_norm_check(const struct simt_kernel *kernel, unsigned n, float a
     for (unsigned t = 0; t < n_x; t++) norm_want(x + (size_t)t * k, w, k, want + (size_t)t * k);
     for (unsigned t = n; t < n_x && !one; t++) memset(x + (size_t)t * k, 0xff, k * sizeof *x);
     struct plan_step *step = device_step((struct plan_step){ .n_tokens = one ? 8 : n, .row = 1 + below(8) });
-    launch(kernel, rms_norm_grid(kernel), n % 2, (void *[]){ x, w, out, step });
+    launch(kernel, n % 2, (void *[]){ x, w, out, step });
     assert_x16(out, rows, k, n, one ? want + (size_t)step->row * k : want, 2e-6);
     simt_free(step), simt_free(x), simt_free(w), simt_free(out);
     free(want);
@@ -440,7 +405,7 @@ static void act_mul_check(const struct simt_kernel *kernel, unsigned n, float am
     for (size_t i = 0; i < (size_t)rows * k; i++) want[i] = silu((double)gate[i]) * (double)up[i];
     memset(gate + (size_t)n * k, 0xff, (size_t)(rows - n) * k * sizeof *gate);
     struct plan_step *step = device_step((struct plan_step){ .n_tokens = n });
-    launch(kernel, act_mul_grid(kernel), n % 2, (void *[]){ gate, up, out, step });
+    launch(kernel, n % 2, (void *[]){ gate, up, out, step });
     assert_x16(out, rows, k, n, want, 2e-6);
     simt_free(step), simt_free(gate), simt_free(up), simt_free(out);
     free(want);
@@ -503,8 +468,8 @@ static void rope_check_cache(const struct rope_case *c) {
 
 static void rope_launch(const struct simt_kernel *kernel, const struct rope_case *c, float *q, uint64_t seed) {
     struct plan_step *step = device_step((struct plan_step){ .n_tokens = c->n, .pos = c->pos });
-    if (c->h.norm) launch(kernel, rope_grid(kernel), seed, (void *[]){ q, c->k, c->v, c->table, c->q_norm, c->k_norm, c->cache[0], c->cache[1], step });
-    else launch(kernel, rope_grid(kernel), seed, (void *[]){ q, c->k, c->v, c->table, c->cache[0], c->cache[1], step });
+    if (c->h.norm) launch(kernel, seed, (void *[]){ q, c->k, c->v, c->table, c->q_norm, c->k_norm, c->cache[0], c->cache[1], step });
+    else launch(kernel, seed, (void *[]){ q, c->k, c->v, c->table, c->cache[0], c->cache[1], step });
     simt_free(step);
 }
 
@@ -595,8 +560,8 @@ static void attention_run(const struct simt_kernel *kernel, const struct attenti
     const struct simt_kernel *combine = combine_of(kernel);
     struct plan_step *step = device_step((struct plan_step){ .n_tokens = c->n, .pos = c->pos });
     void *part = simt_alloc(part_bytes(kernel), "part");
-    launch(kernel, attention_grid(kernel), seed, (void *[]){ c->q, c->k, c->v, part, step });
-    launch(combine, combine_grid(combine), seed, (void *[]){ part, out, step });
+    launch(kernel, seed, (void *[]){ c->q, c->k, c->v, part, step });
+    launch(combine, seed, (void *[]){ part, out, step });
     simt_free(part);
     simt_free(step);
 }

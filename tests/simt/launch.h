@@ -14,14 +14,15 @@
 extern "C" {
 #endif
 
+struct simt_grid { unsigned x, y, z, block, shared_bytes; };
 struct simt_key { const char *name, *value; };
 struct simt_kernel {
     const char *source;             /* the template: "matmul"; NULL ends a table */
     const struct simt_key *keys;    /* a NULL name ends them */
     void (*call)(void *const *args);
     unsigned n_args;                /* with the step */
+    struct simt_grid grid;          /* as the contract has it; zeros without one */
 };
-struct simt_grid { unsigned x, y, z, block, shared_bytes; };
 
 /* A key's value, or `otherwise`. */
 long simt_integer(const struct simt_kernel *k, const char *key, long otherwise);
