@@ -32,6 +32,11 @@ void *simt_alloc(size_t bytes, const char *name);
 void simt_free(void *p);
 void simt_read_only(void *p);       /* kernels may not write it from now on */
 bool simt_is_checked(void);
+/* What the last launch asked for of memory that was given to simt_count: bytes, and the range from the first to the last of
+ * them; simt::Requested in simt.h says what counts. */
+struct simt_requests { uint64_t bytes; size_t first, end, n_ranges; };
+void simt_count(void *p);
+struct simt_requests simt_requested(void *p);
 
 /* One launch; `seed` orders blocks, warps and lanes (0: ascending). NULL, or what is wrong, until the next launch. */
 const char *simt_launch(const struct simt_kernel *k, struct simt_grid grid, uint64_t seed, void *const *args);
