@@ -37,6 +37,7 @@ struct lowering {
     int rope_piece;               /* -1: not asked for yet */
     uint32_t kernel_index_room;
     uint32_t *kernel_index;       /* open addressing over kernel names, 1-based */
+    const char *only;             /* template of the kernels whose sources are wanted; NULL: all */
     const struct contract_template *chosen;   /* of the last choose(), and the key that it got */
     struct key_field *chosen_key; unsigned n_chosen_key;
 };
@@ -383,7 +384,8 @@ static uint32_t find_kernel(lua_State *L, struct lowering *lo, const struct cont
     *k = (struct kernel){.template = t, .key = key, .n_key = n_key, .name = name, .n_choices = t->n_params};
     k->choices = arena_array(lo->a, t->n_params + 1u, sizeof *k->choices);
     if (!select_choose(lo->p->spec, t, key, n_key, k->choices, lo->a, lo->d)) luaL_error(L, "selection");
-    if (!kernel_source(k, lo->dir, lo->a, lo->d)) luaL_error(L, "source");
+    bool wanted = !lo->only || !strcmp(lo->only, t->name);
+    if (wanted && !kernel_source(k, lo->dir, lo->a, lo->d)) luaL_error(L, "source");
     return index;
 }
 
@@ -692,6 +694,11 @@ static void place_pieces(struct program *p) {
 
 bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g,
                     struct arena *a, struct diag *d) {
+    return contract_lower_one(p, m, s, g, NULL, a, d);
+}
+
+bool contract_lower_one(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, const char *template_name,
+                        struct arena *a, struct diag *d) {
     uint64_t ctx = (uint64_t)spec_get(s, "memory.ctx_max")->integer;
     *p = (struct program){.model = m, .spec = s, .graph = g};
     p->phases = arena_array(a, g->n_phases, sizeof *p->phases);
@@ -699,7 +706,7 @@ bool contract_lower(struct program *p, const struct model *m, const struct spec 
     if (p->ctx_max < ctx && !strcmp(spec_get(s, "memory.ctx_max")->place.file, "--set"))
         diag_warning(d, "context", NULL, "memory.ctx_max is %u, what the model was trained for, not %u", p->ctx_max, (unsigned)ctx);
     struct lowering lo = {.p = p, .a = a, .d = d, .kv = spec_get(s, "memory.kv")->string, .rope_piece = -1,
-                          .max_tokens = largest_bucket(g)};
+                          .only = template_name, .max_tokens = largest_bucket(g)};
     p->cache_bytes = 2 * (uint64_t)m->n_layer * cache_piece_bytes(p, lo.kv);
     bool ok = contract_run(&lo);
     if (ok) select_warn_unmatched(p, d);

@@ -139,6 +139,9 @@ struct program {
 /* Load the contract of spec's device, lower every op of the graph, choose parameters, write kernel sources. p->spec then holds
  * tuned choices as entries (tuned.h). */
 bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, struct arena *a, struct diag *d);
+/* The same, with sources of kernels of one template alone. */
+bool contract_lower_one(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, const char *template_name,
+                        struct arena *a, struct diag *d);
 /* What the contract of spec's device declares, p->templates and p->spec and nothing else, with the spec's entries checked against it. */
 bool contract_declare(struct program *p, const struct spec *s, struct arena *a, struct diag *d);
 /* Check the spec's kernel and shape entries against what the contract declares. */

@@ -78,16 +78,17 @@ int tune_file_open(const char *path, struct tuned_row **rows, unsigned *n, struc
     if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB)) {
         diag_error(d, "tuned", path, "another jllmc writes to this file");
         close(fd);
-        return -1;
+        return -3;
     }
     const char *text = fd >= 0 ? file_read(a, path, &bytes) : NULL;
+    int rc = 3;
     if (!text) diag_error(d, "tuned", path, "cannot write this file: %s", strerror(errno));
     else if (tuned_parse(path, text, bytes, rows, n, &whole, a, d)) {
         if (whole == bytes || !ftruncate(fd, (off_t)whole)) return fd;   /* what a killed tune left of a row */
         diag_error(d, "tuned", path, "cannot write this file: %s", strerror(errno));
-    }
+    } else rc = 1;
     if (fd >= 0) close(fd);
-    return -1;
+    return -rc;
 }
 
 /* What holds of earlier searches: choices of finished ones, and what was tried if this is to go on. */
@@ -200,7 +201,8 @@ static int tune_subject(struct subject *s, const struct tune_options *o, FILE *o
     if (o->dry_run) return report_plan(&t, o, out);
     if (o->timeout_s > 0) t.deadline = base_seconds() + o->timeout_s;
     const char *file = o->tuned ? o->tuned : default_file(s, a);
-    if (!toolchain_find(&t.toolchain, &s->spec, o->nvrtc, a, d) || (t.fd = tune_file_open(file, &rows, &n, a, d)) < 0) return 3;
+    if (!toolchain_find(&t.toolchain, &s->spec, o->nvrtc, a, d)) return 3;
+    if ((t.fd = tune_file_open(file, &rows, &n, a, d)) < 0) return -t.fd;
     take_log(&t, rows, n, o->resume);
     int rc = search_all(&t);
     close(t.fd);

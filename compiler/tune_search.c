@@ -46,7 +46,7 @@ static bool read_values(struct tune_sweep *s, const char *p, const char *end, co
         s->values[s->n_values++] = v;
         p = after < end ? after + 1 : after;
     }
-    return s->n_values > 0;
+    return s->n_values > 0 && end[-1] != '|';
 }
 
 bool tune_sweep_parse(struct tune_sweep *s, const char *text, const struct program *p, struct arena *a, struct diag *d) {
@@ -427,7 +427,8 @@ static bool by_pairs(struct stage *s) {
 static bool walk(struct stage *s) {
     if (!s->n_axes) return true;
     if (s->t->n_sweeps || s->t->search == TUNE_FULL) return improve_axes(s, s->axes, s->n_axes);
-    if (!one_by_one(s) || s->t->search == TUNE_FAST) return !base_interrupted;
+    if (!one_by_one(s)) return false;
+    if (s->t->search == TUNE_FAST) return true;
     for (unsigned i = 1; i < PASSES_MAX; i++) {
         const int64_t *before = s->now;
         if (!one_by_one(s)) return false;

@@ -1,0 +1,482 @@
+#!/usr/bin/python3
+"""jllmc tune, retune and pack: what is measured is right and is used, a killed search goes on to the same end, a killed retune
+leaves the plan as it was."""
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import product
+from product import TINY
+
+SPEC = b'jllm_spec(1)\ninclude "cpu"\ntarget { l2_mib = 1 }\nbuckets { 8 }\n'
+USE = b'include "tuned/own"\n'
+SLOW = b'kernel "matmul" { tokens = 1 }\n'
+
+
+def rows(path, kind=None):
+    found = [json.loads(line) for line in product.read(path).decode().splitlines()]
+    return [r for r in found if kind in (None, r["row"])]
+
+
+def choices(path):
+    """{(word, template, key): set}: the last row of each holds."""
+    return {(r["word"], r["template"], json.dumps(r["key"], sort_keys=True)): r["set"] for r in rows(path, "choice")}
+
+
+def facts(r, part="tune"):
+    return json.loads(r.text)[part]
+
+
+def recorded(path, out, us):
+    """The results of a tune with times of our own: us(row) by what it is."""
+    with open(out, "w") as f:
+        for r in rows(path, "tried"):
+            if r["status"] == "ok":
+                r["us"], r["base_us"] = us(r)
+                for rounds in (7, 21):
+                    f.write(json.dumps({**r, "rounds": rounds}) + "\n")
+    return out
+
+
+def prefers(best):
+    """Times by which `best` tokens a tile are 10 % faster than what the spec says."""
+    return lambda r: (9.0 if r["set"]["tokens"] == best else 11.0 + r["set"]["tokens"] / 100, 10.0)
+
+
+class Case(product.Case):
+    def setUp(self):
+        self.model = product.model(*TINY)
+        self.home = product.folder("tune")
+        self.spec = product.write(f"{self.home}/own.lua", SPEC)
+        self.file = f"{self.home}/tuned/own.jsonl"
+
+    def tune(self, *flags, model=None, spec=None, asan=False, **env):
+        return product.run("jllmc", "tune", model or self.model, "--spec", spec or self.spec, "-q", "-o", "json", *flags, asan=asan,
+                           env=product.environment(**env))
+
+    def select(self, *flags, **env):
+        """{kernel: {parameter: (value, reason)}} and what was said to stderr."""
+        r = self.ok(product.run("jllmc", "compile", self.model, "--spec", self.spec, "--emit", "select", *flags, env=product.environment(**env)))
+        out = {}
+        for line in r.text.splitlines():
+            if line.startswith("jk_"):
+                out[line] = {}
+            elif m := re.match(r"  (\w+) = (-?\d+)  from (.*)", line):
+                out[list(out)[-1]][m[1]] = int(m[2]), m[3]
+        return {k: v for k, v in out.items() if v}, r.err
+
+
+class Tune(Case):
+    def test_end_to_end(self):
+        """Every matrix of the model is tried with every legal value; a compile takes the choices, and says so."""
+        r = self.ok(self.tune(asan=True))
+        tried, chosen = rows(self.file, "tried"), rows(self.file, "choice")
+        plain, _ = self.select()
+        self.assertEqual(len(chosen), len(plain))
+        self.assertEqual(len(json.loads(r.text)["choices"]), len(plain))
+        self.assertEqual(facts(r)["candidates_tried"], len(tried))
+        self.assertEqual({t["status"] for t in tried} - {"ok", "same"}, set())
+        for t in tried:
+            self.assertEqual(set(t["key"]), {"quant", "m", "k", "n", "residual"})
+            if t["status"] == "ok":
+                self.assertGreater(t["us"], 0)
+                self.assertLess(t["error"], t["bound"])
+        for c in chosen:                   # one row for each candidate, besides what the spec has
+            values = {t["set"]["tokens"] for t in tried if t["key"] == c["key"]}
+            self.assertEqual(values, {1, 2})
+        product.write(self.spec, SPEC + USE)
+        used, err = self.select()
+        self.assertNotIn("note", err)
+        self.assertEqual(set(used), set(plain))
+        lines = product.read(self.file).decode().splitlines()
+        for k, params in used.items():
+            value, reason = params["tokens"]
+            at = int(re.fullmatch(re.escape(self.file) + r":(\d+)", reason)[1])
+            row = json.loads(lines[at - 1])
+            self.assertEqual((row["row"], row["set"]), ("choice", {"tokens": value}))
+            self.assertIn(f"m{row['key']['m']}_k{row['key']['k']}_n{row['key']['n']}_residual{row['key']['residual']}", k)
+        plan = product.path("tune/x.plan")
+        self.ok(product.run("jllmc", "compile", self.model, "--spec", self.spec, "-q", "-o", plan))
+        self.ok(product.run("jllm-run", plan, "--selftest", asan=True))
+        self.assertIn(self.file, self.ok(product.run("jllmc", "explain", plan)).text)
+        self.ok(product.run("jllmc", "spec", "check", self.spec))
+        self.assertIn("tokens = ", self.ok(product.run("jllmc", "spec", "dump", self.spec)).text)
+
+    def test_dry_run(self):
+        r = self.ok(self.tune("--dry-run", asan=True))
+        plain, _ = self.select()
+        self.assertEqual(facts(r, "dry_run")["launches"], len(plain))
+        self.assertEqual(facts(r, "dry_run")["candidates"], 3 * len(plain))
+        self.assertFalse(os.path.exists(self.file))
+
+    def test_a_plan_is_tuned_as_its_model(self):
+        """Of a plan the same launches, by its own spec; no GGUF is needed."""
+        plan = product.plan(self.model, "--spec", self.spec)
+        a = self.ok(self.tune("--dry-run"))
+        b = self.ok(product.run("jllmc", "tune", plan, "--dry-run", "-o", "json", asan=True))
+        self.assertEqual(json.loads(a.text)["launches"], json.loads(b.text)["launches"])
+
+    def test_the_best_is_chosen(self):
+        """Times decide: those of a recording."""
+        self.ok(self.tune())
+        replay = recorded(self.file, f"{self.home}/replay.jsonl", prefers(2))
+        os.unlink(self.file)
+        r = self.ok(self.tune(JLLM_TUNE_REPLAY=replay))
+        same = {json.dumps(t["key"]) for t in rows(self.file, "tried") if t["status"] == "same"}
+        for c in rows(self.file, "choice"):
+            if json.dumps(c["key"]) not in same:
+                self.assertEqual(c["set"], {"tokens": 2}, c)
+        gained = [c for c in json.loads(r.text)["choices"] if c["chosen"] == "tokens=2"]
+        self.assertTrue(gained)
+        self.assertAlmostEqual(gained[0]["gain_percent"], 100 / 0.9 - 100, places=3)
+        replay = recorded(self.file, f"{self.home}/replay.jsonl", lambda r: (9.95, 10.0))   # within the margin
+        os.unlink(self.file)
+        self.ok(self.tune(JLLM_TUNE_REPLAY=replay))
+        self.assertEqual({c["set"]["tokens"] for c in rows(self.file, "choice")}, {4})
+
+    def test_results_are_used_again(self):
+        """Another model with the same shapes measures nothing; a changed template does."""
+        self.ok(self.tune())
+        n = len(rows(self.file))
+        other = product.model(*TINY, "--layers", 3)
+        r = self.ok(self.tune(model=other))
+        self.assertEqual(facts(r)["candidates_tried"], 0)
+        self.assertEqual(facts(r)["known_before"], len(json.loads(r.text)["choices"]))
+        self.assertEqual(len(rows(self.file)), n)
+        home = product.folder("tune/home")
+        for name in ("templates", "specs"):
+            shutil.copytree(os.path.join(product.ROOT, name), os.path.join(home, name))
+        with open(f"{home}/templates/cpu/rows16.h", "a") as f:
+            f.write("\n")
+        product.write(self.spec, SPEC + USE)
+        used, err = self.select(JLLM_HOME=home)
+        self.assertEqual({v["tokens"][1] for v in used.values()}, {"default"})
+        self.assertEqual(len(re.findall(r"(?m)^note: .*own\.jsonl:\d+.* not used", err)), 1, err)
+        r = self.ok(self.tune(JLLM_HOME=home))
+        self.assertEqual(facts(r)["known_before"], 0)
+        self.assertGreater(facts(r)["candidates_tried"], 0)
+        used, err = self.select(JLLM_HOME=home)
+        self.assertNotIn("note:", err)
+        self.assertEqual({v["tokens"][1] == "default" for v in used.values()}, {False})
+
+    def test_sweep(self):
+        self.ok(self.tune("--sweep", "matmul.tokens=[2|4]"))
+        self.assertEqual({t["set"]["tokens"] for t in rows(self.file, "tried")}, {2})
+        for bad, what in (("matmul.tokens=[3]", "not values"), ("matmul.stages=[3|4]", "no such parameter"), ("tokens", "must read"),
+                          ("matmul.tokens=[2|]", "not values"), ("other.tokens=[2]", "no such parameter")):
+            with self.subTest(bad):
+                self.refused(self.tune("--sweep", bad, asan=True), 1, what)
+
+    def test_what_is_set_stays(self):
+        r = self.ok(self.tune("--set", "matmul.tokens=2", asan=True))
+        self.assertEqual(facts(r)["candidates_tried"], 0)
+
+    def test_timeout(self):
+        r = self.ok(self.tune("--timeout", "0.01"))
+        self.assertTrue(facts(r)["cut_short"])
+        self.assertNotIn("mixed", {c["search"] for c in rows(self.file, "choice")}, "a search that was cut is none")
+        self.ok(self.tune("--continue"))
+        self.assertEqual(len(choices(self.file)), len(self.select()[0]))
+
+    def test_a_damaged_file(self):
+        self.ok(self.tune())
+        whole = product.read(self.file)
+        product.write(self.file, whole[:-20])       # what a kill leaves of a row
+        product.write(self.spec, SPEC + USE)
+        self.select()
+        self.ok(self.tune("--continue"))
+        self.assertEqual(len(choices(self.file)), len(self.select()[0]))
+        product.write(self.file, whole + b"{}\n")
+        n = whole.count(b"\n") + 1
+        self.refused(self.tune(asan=True), 1, rf"own\.jsonl:{n}: this is not a row")
+        r = product.run("jllmc", "compile", self.model, "--spec", self.spec, "-o", product.path("tune/x.plan"), asan=True)
+        self.refused(r, 1, rf"own\.jsonl:{n}: this is not a row")
+
+    def test_usage(self):
+        for flags, what in ((("--search", "slow"), "fast, mixed or full"), (("--timeout", "-1"), "seconds"), (("--top", "0"), "--top")):
+            self.refused(self.tune(*flags), 2, what)
+        self.refused(self.tune(model=product.path("none.gguf")), 1, "none.gguf")
+        old = product.read(product.plan(self.model, "--spec", self.spec))
+        cut = product.write(f"{self.home}/cut.plan", old[:-100])
+        self.refused(product.run("jllmc", "tune", cut, "--dry-run", asan=True), 1, "truncated")
+
+
+class Wrong(Case):
+    def home_with(self, change):
+        home = product.folder("tune/home")
+        for name in ("templates", "specs"):
+            shutil.copytree(os.path.join(product.ROOT, name), os.path.join(home, name))
+        path = f"{home}/templates/cpu/matmul.c"
+        text = product.read(path).decode()
+        self.assertIn("INLINE void tile_store(float *out, u32 rows, f32x8 low, f32x8 high) {", text)
+        product.write(path, text.replace("INLINE void tile_store(float *out, u32 rows, f32x8 low, f32x8 high) {",
+                                         "INLINE void tile_store(float *out, u32 rows, f32x8 low, f32x8 high) {\n" + change).encode())
+        return home
+
+    def test_a_wrong_candidate_is_rejected_and_named(self):
+        home = self.home_with("#if JT_TOKENS == 2 && JT_N == 8\n    low = low * 1.001f;\n#endif")
+        r = self.ok(self.tune(JLLM_HOME=home))
+        wrong = [t for t in rows(self.file, "tried") if t["status"] == "wrong"]
+        self.assertTrue(wrong)
+        self.assertEqual({(t["set"]["tokens"], t["key"]["n"]) for t in wrong}, {(2, 8)})
+        for t in wrong:
+            self.assertGreater(t["error"], t["bound"])
+        self.assertEqual(facts(r)["candidates_wrong"], len(wrong))
+        self.assertRegex(r.err, r"(?m)^warning: matmul q8_0 64x64 n=8: tokens=2 gives a wrong result .*jk_matmul_q8_0_m64_k64_n8\S*: relative error")
+        self.assertNotIn(2, {c["set"]["tokens"] for c in rows(self.file, "choice") if c["key"]["n"] == 8})
+
+    def test_one_that_does_not_compile(self):
+        home = self.home_with("#if JT_TOKENS == 1\n    no such thing;\n#endif")
+        self.ok(self.tune(JLLM_HOME=home))
+        self.assertEqual({t["set"]["tokens"] for t in rows(self.file, "tried") if t["status"] == "compile"}, {1})
+
+    def test_what_the_spec_chooses_is_wrong(self):
+        home = self.home_with("#if JT_TOKENS == 4 && JT_N == 8\n    low = low * 1.001f;\n#endif")
+        self.refused(self.tune(JLLM_HOME=home), 3, "what the spec chooses is no candidate itself .wrong.*jk_matmul")
+
+
+class Killed(Case):
+    def test_twenty_kills(self):
+        """With a clock that replays recorded times a search that is killed and continued ends in the same choices."""
+        self.ok(self.tune())
+        n_tried = len(rows(self.file, "tried"))
+        rng, by_key = random.Random(5), {}
+
+        def us(r):       # reproducible, and unlike for every launch
+            best = by_key.setdefault(json.dumps(r["key"], sort_keys=True), rng.choice((1, 2, 4)))
+            return prefers(best)(r)
+        replay = recorded(self.file, f"{self.home}/replay.jsonl", us)
+        os.unlink(self.file)
+        start = time.monotonic()
+        self.ok(self.tune(JLLM_TUNE_REPLAY=replay))
+        whole, want = time.monotonic() - start, choices(self.file)
+        self.assertGreater(len({json.dumps(s) for s in want.values()}), 1)
+        os.unlink(self.file)
+        argv = [product.tool("jllmc"), "tune", self.model, "--spec", self.spec, "-q", "--continue"]
+        before, killed = 0, 0
+        for _ in range(20):
+            p = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=product.environment(JLLM_TUNE_REPLAY=replay))
+            time.sleep(whole * rng.uniform(0.1, 0.7))
+            p.send_signal(signal.SIGKILL)
+            killed += p.wait(60) == -signal.SIGKILL
+            text = product.read(self.file) if os.path.exists(self.file) else b""
+            found = [json.loads(line) for line in text[:text.rfind(b"\n") + 1].splitlines()]
+            self.assertGreaterEqual(len(found), before, "what was found stays")
+            before = len(found)
+        self.assertGreaterEqual(killed, 3)
+        self.ok(self.tune("--continue", JLLM_TUNE_REPLAY=replay))
+        self.assertEqual(choices(self.file), want)
+        tried = [json.dumps([t["key"], t["set"], t["rounds"]], sort_keys=True) for t in rows(self.file, "tried")]
+        self.assertEqual(len(tried), len(set(tried)), "nothing is measured twice")
+        self.assertGreaterEqual(len(tried), n_tried // 2)
+
+    def test_two_at_once(self):
+        self.ok(self.tune())
+        p = subprocess.Popen(["flock", self.file, "sleep", "30"])
+        try:
+            time.sleep(0.5)
+            self.refused(self.tune(), 3, "another jllmc writes")
+        finally:
+            p.terminate(), p.wait()
+
+
+KILLER = rb"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+/* SIGKILL at the Nth write to, or sync of, $KILL_FILE; with $KILL_HALF a write is two. */
+static int counts(int fd) {
+    static int n;
+    char link[64], path[4096];
+    const char *at = getenv("KILL_AT"), *of = getenv("KILL_FILE");
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t bytes = readlink(link, path, sizeof path - 1);
+    if (!at || !of || bytes < 0) return 0;
+    path[bytes] = 0;
+    if (strcmp(path, of)) return 0;
+    if (++n == atoi(at)) raise(SIGKILL);
+    return 1;
+}
+static ssize_t write_parts(int fd, const void *p, size_t n, off64_t o) {
+    ssize_t (*next)(int, const void *, size_t, off64_t) = (ssize_t (*)(int, const void *, size_t, off64_t))dlsym(RTLD_NEXT, "pwrite64");
+    const char *half = getenv("KILL_HALF");
+    if (counts(fd) && half && atoi(half) && n > 1) n /= 2;   /* a short write: the caller goes on with the rest */
+    return next(fd, p, n, o);
+}
+ssize_t pwrite64(int fd, const void *p, size_t n, off64_t o) { return write_parts(fd, p, n, o); }
+ssize_t pwrite(int fd, const void *p, size_t n, off_t o) { return write_parts(fd, p, n, o); }
+int fsync(int fd) {
+    int (*next)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+    counts(fd);
+    return next(fd);
+}
+"""
+
+
+class Retune(Case):
+    def setUp(self):
+        super().setUp()
+        product.write(self.spec, SPEC + SLOW)
+        self.old = product.read(product.plan(self.model, "--spec", self.spec))
+        self.plan = product.write(f"{self.home}/x.plan", self.old)
+        self.kernels = [k["name"] for k in self.inspect()["kernels"] if k["name"].startswith("jk_matmul") and "_n8_" in k["name"]]
+
+    def inspect(self, plan=None):
+        return json.loads(self.ok(product.run("jllmc", "inspect", plan or self.plan, "-o", "json")).text)
+
+    def profile(self, kernels, **head):
+        """A profile in which these kernels lose, the first one most."""
+        path = f"{self.home}/prof.jsonl"
+        lines = [{"row": "profile", "version": 1, "plan_hash": self.inspect()["plan"]["tail_hash"], **head}]
+        lines += [{"row": "op", "kernel": k, "phase": 1, "us": 10, "count": 1, "lost_us": 100.0 / (i + 1)} for i, k in enumerate(kernels)]
+        return product.write(path, "".join(json.dumps(line) + "\n" for line in [*lines, {"row": "end"}]).encode())
+
+    def replay(self):
+        """Recorded times by which 4 tokens a tile are best."""
+        if not hasattr(Retune, "recording"):
+            Retune.recording = product.path("replay/retune.jsonl")
+            other = product.write(f"{self.home}/slow.lua", SPEC + SLOW)
+            self.ok(self.tune("--tuned", product.path("replay/all.jsonl"), spec=other))
+            recorded(product.path("replay/all.jsonl"), Retune.recording, prefers(4))
+        return Retune.recording
+
+    def retune(self, profile, *flags, asan=False, **env):
+        return product.run("jllmc", "retune", self.plan, "--profile", profile, "-q", "-o", "json", *flags, asan=asan,
+                           env=product.environment(JLLM_TUNE_REPLAY=self.replay(), **env))
+
+    def weights_end(self):
+        return 4096 + self.inspect()["plan"]["weights_bytes"]
+
+    def test_new_kernels(self):
+        """The worst shapes get new kernels; weights keep their bytes, the old tail its place, and the self-test passes."""
+        worst = self.kernels[:2]
+        before = self.inspect()
+        r = self.ok(self.retune(self.profile(self.kernels), "--top", "2", asan=True))
+        now, after = product.read(self.plan), self.inspect()
+        self.assertEqual(after["plan"]["generation"], 2)
+        end = self.weights_end()
+        self.same_bytes(now[4096:end], self.old[4096:end], "weights")
+        self.same_bytes(now[4096:len(self.old)], self.old[4096:], "the old tail")
+        self.ok(product.run("jllm-run", self.plan, "--selftest", asan=True))
+        self.ok(product.run("jllm-run", self.plan, "--verify", "-p", "The", "-n", "4"))
+        changed = {a["name"] for a, b in zip(before["kernels"], after["kernels"]) if a["detail"] != b["detail"]}
+        self.assertEqual(changed, set(worst))
+        for k in after["kernels"]:
+            if k["name"] in worst:
+                self.assertRegex(k["detail"], r"tokens=4 \(retune, over the plan's spec:\d+ \(= 1\)\)")
+        said = json.loads(r.text)
+        self.assertEqual([u["chosen"] for u in said["launches"]], ["tokens=4"] * 2)
+        self.assertEqual(said["retune"]["changed"], 2)
+        for p in said["phases"]:
+            self.assertLessEqual(p["predicted_us"], p["before_us"])
+            self.assertGreater(p["after_us"], 0)
+        # Logits are those of a plan that was compiled with the same parameters.
+        self.assertTrue((product.logits(self.plan, product.some_ids(11, 300)) ==
+                         product.logits(product.plan(self.model, "--spec", self.spec), product.some_ids(11, 300))).all())
+        # Once more, from the new tail on.
+        self.refused(self.retune(f"{self.home}/prof.jsonl"), 1, "another plan")
+        r = self.ok(self.retune(self.profile(self.kernels[2:]), "--top", "1"))
+        self.assertEqual(self.inspect()["plan"]["generation"], 3)
+        self.assertEqual(sum("retune" in k["detail"] or "tokens=4" in k["detail"] for k in self.inspect()["kernels"]), 3)
+        self.ok(product.run("jllm-run", self.plan, "--selftest"))
+
+    def test_nothing_to_gain(self):
+        self.ok(self.retune(self.profile(self.kernels[:1])))
+        now = product.read(self.plan)
+        r = self.ok(self.retune(self.profile(self.kernels[:1])))
+        self.assertEqual(json.loads(r.text)["retune"]["changed"], 0)
+        self.same_bytes(product.read(self.plan), now)
+
+    def test_rows_are_kept(self):
+        out = f"{self.home}/kept.jsonl"
+        self.ok(self.retune(self.profile(self.kernels[:1]), "--tuned", out))
+        self.assertEqual([c["set"] for c in rows(out, "choice")], [{"tokens": 4}])
+
+    def test_profiles_that_do_not_fit(self):
+        good = self.profile(self.kernels)
+        text = product.read(good).decode()
+        for bad, what in ((text.replace('"version": 1', '"version": 2'), "another version"), (text.rsplit("\n", 2)[0] + "\n", "cut off"),
+                          (re.sub('"plan_hash": "..', '"plan_hash": "zz', text), "another plan"), ("{", "prof.jsonl:1"), ("", "cut off"),
+                          (text.replace(self.kernels[0], "jk_none"), "no such kernel"), ('{"row":"op"}\n', "no profile")):
+            with self.subTest(what):
+                product.write(good, bad.encode())
+                self.refused(self.retune(good, asan=True), 1, what)
+        self.refused(self.retune(self.profile([])), 1, "nothing that has parameters loses")
+        self.refused(product.run("jllmc", "retune", self.plan), 2, "--profile")
+        self.same_bytes(product.read(self.plan), self.old)
+
+    def test_templates_that_changed(self):
+        home = product.folder("tune/home")
+        for name in ("templates", "specs"):
+            shutil.copytree(os.path.join(product.ROOT, name), os.path.join(home, name))
+        with open(f"{home}/templates/cpu/matmul.c", "a") as f:
+            f.write("\n")
+        self.refused(self.retune(self.profile(self.kernels), JLLM_HOME=home), 1, "templates have changed")
+        self.same_bytes(product.read(self.plan), self.old)
+
+    def shim(self):
+        if not hasattr(Retune, "library"):
+            source = product.write(product.path("shim/shim.c"), KILLER)
+            subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", product.path("shim/shim.so"), source, "-ldl"], check=True)
+            Retune.library = product.path("shim/shim.so")
+        return Retune.library
+
+    def test_killed_at_every_write(self):
+        """Killed before or in the middle of any write and before any sync: the plan is the old one or the whole new one."""
+        profile = self.profile(self.kernels[:1])
+        self.ok(self.retune(profile))
+        new = product.read(self.plan)
+        seen, moments = set(), 0
+        for half in (False, True):
+            for n in range(1, 50):
+                product.write(self.plan, self.old)
+                r = self.retune(profile, LD_PRELOAD=self.shim(), KILL_AT=n, KILL_FILE=os.path.realpath(self.plan), KILL_HALF=int(half))
+                if r.rc == 0:
+                    break
+                self.assertEqual(r.rc, -signal.SIGKILL, str(r))
+                moments += 1
+                now = product.read(self.plan)
+                self.same_bytes(now[4096:len(self.old)], self.old[4096:])
+                generation = self.inspect()["plan"]["generation"]
+                seen.add(generation)
+                self.ok(product.run("jllm-run", self.plan, "--selftest"))
+                if generation == 1:        # what was left behind is in nobody's way
+                    self.ok(self.retune(profile))
+                    self.assertEqual(self.inspect()["plan"]["generation"], 2)
+                    self.ok(product.run("jllmc", "pack", self.plan, "-q"))
+                    self.assertLess(os.path.getsize(self.plan), len(new))
+            else:
+                self.fail("it never ends")
+        self.assertEqual(seen, {1, 2})
+        self.assertGreaterEqual(moments, 8)
+
+    def test_pack(self):
+        self.ok(product.run("jllmc", "pack", self.plan, asan=True))
+        self.same_bytes(product.read(self.plan), self.old, "there was nothing to drop")
+        self.ok(self.retune(self.profile(self.kernels[:1])))
+        grown, before = product.read(self.plan), self.inspect()["plan"]
+        self.ok(product.run("jllmc", "pack", self.plan, asan=True))
+        packed, after = product.read(self.plan), self.inspect()["plan"]
+        self.assertLess(len(packed), len(grown))
+        self.assertEqual(len(packed), self.weights_end() + after["tail_bytes"])
+        self.assertEqual((after["tail_hash"], after["generation"]), (before["tail_hash"], before["generation"]))
+        self.same_bytes(packed[4096:self.weights_end()], self.old[4096:self.weights_end()], "weights")
+        self.ok(product.run("jllm-run", self.plan, "--selftest", "--verify"))
+        self.ok(self.retune(self.profile(self.kernels[1:2])))
+        self.assertEqual(self.inspect()["plan"]["generation"], 3)
+        self.refused(product.run("jllmc", "pack", product.path("none.plan"), asan=True), 3, "none.plan")
+        self.refused(product.run("jllmc", "pack", product.write(f"{self.home}/no.plan", b"rubbish"), asan=True), 1, "not a JLLM plan|not a plan|magic")
+
+
+if __name__ == "__main__":
+    product.main()
