@@ -14,7 +14,7 @@
 
 const char *const tune_search_names[TUNE_MIXED + 1] = {"fast", "full", "mixed"};
 
-enum { ROUNDS = 7, ROUNDS_CONFIRM = 21, BATCH_MAX = 24, PASSES_MAX = 4, AXES_MAX = 32 };
+enum { ROUNDS = 7, ROUNDS_CONFIRM = 21, BATCH_MAX = 64, PASSES_MAX = 4, AXES_MAX = 32 };
 
 /* --- sweeps ---------------------------------------------------------------------------------------- */
 
@@ -411,7 +411,27 @@ static bool improve_axes(struct stage *s, const struct axis *axes, unsigned n_ax
     return ok;
 }
 
+/* Try what one pass over the axes looks at while nothing changes, all at once: compilers like many cores, and opening a plan
+ * takes a GPU longer than a candidate. */
+static bool look_ahead(struct stage *s) {
+    struct arena a = {0};
+    unsigned n = 0, room = 0;
+    if (is_over(s->t)) return !base_interrupted;
+    for (unsigned i = 0; i < s->n_axes; i++) room += s->axes[i].n;
+    int64_t **settings = arena_array(&a, room + 1u, sizeof *settings);
+    double *scores = arena_array(&a, room + 1u, sizeof *scores);
+    for (unsigned i = 0; i < s->n_axes; i++)
+        for (unsigned j = 0; j < s->axes[i].n; j++) {
+            settings[n] = copy_setting(s, s->now, &a);
+            settings[n++][s->axes[i].param] = s->axes[i].values[j];
+        }
+    bool ok = drop_idle(s, settings, &n, &a) && score_settings(s, settings, n, ROUNDS, scores, &a);
+    arena_free(&a);
+    return ok;
+}
+
 static bool one_by_one(struct stage *s) {
+    if (!look_ahead(s)) return false;
     for (unsigned i = 0; i < s->n_axes; i++)
         if (!improve_axes(s, &s->axes[i], 1)) return false;
     return true;
@@ -578,7 +598,7 @@ static size_t plan_stage(struct stage *s, bool shape) {
     if (!s->n_axes) return 0;
     if (s->t->n_sweeps || s->t->search == TUNE_FULL) return product(s);
     for (unsigned i = 0; i < s->n_axes; i++) n += s->axes[i].n;
-    return n;
+    return n * 2;    /* look_ahead, and the pass itself */
 }
 
 unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
@@ -589,9 +609,9 @@ unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
     *n_illegal = 0;
     if (t->n_sweeps && !find_sweep(t, u->template->name, NULL)) return 0;
     for (unsigned shape = 0; shape < 2; shape++) {
-        size_t all = plan_stage(&s, shape);
+        bool whole = t->n_sweeps || t->search == TUNE_FULL;
+        size_t all = plan_stage(&s, shape) / (whole ? 1 : 2);
         struct todo *seen = arena_array(&a, all + 1, sizeof *seen);
-        bool whole = s.t->n_sweeps || s.t->search == TUNE_FULL;
         unsigned axis = 0, n_seen = 0;
         for (size_t i = 0, first = 0; i < all; i++) {
             int64_t *v = copy_setting(&s, u->now, &a);

@@ -285,6 +285,61 @@ class Killed(Case):
             p.terminate(), p.wait()
 
 
+SIMT = os.path.join(product.ROOT, "out", "simt")
+
+
+class Cuda(Case):
+    """On the emulated GPU: parameters that fix the order of sums are one choice for all numbers of tokens."""
+
+    MODEL = ("--merges", 0, "--type", "q4_1", "--embd", 320, "--ffn", 352, "--heads", 4, "--kv-heads", 4, "--head-dim", 64, "--layers", 1, "--vocab", 300)
+    FLAGS = ("--nvrtc", os.path.join(SIMT, "libnvrtc_simt.so"))
+    SPEC = b'jllm_spec(1)\ninclude "h200"\ntarget { l2_mib = 1 }\nbuckets { 8 }\n'
+
+    @classmethod
+    def setUpClass(cls):
+        """The emulator runs kernels that were compiled for it before: those of plans with each value."""
+        model, base = product.model(*cls.MODEL), product.path("kernels/k")
+        spec = product.write(product.path("kernels/own.lua"), cls.SPEC)
+        plans = [product.plan(model, "--spec", spec, *cls.FLAGS, "--set", f"matmul.k_warps={n}") for n in (0, 1)]
+        subprocess.run(["/usr/bin/python3", os.path.join(product.ROOT, "tests/simt/plan_kernels.py"), base, "1", *plans], check=True)
+        subprocess.run(["sh", "tests/simt/kernels.sh", "checked", f"{base}_0.cpp", f"{base}_0.o", "-g1", "-fPIC", "-fvisibility=hidden"],
+                       check=True, cwd=product.ROOT)
+        subprocess.run(["g++", "-shared", "-o", f"{base}.so", f"{base}_0.o"], check=True)
+        cls.env = {"JLLM_LIBCUDA": os.path.join(SIMT, "libcuda_simt.so"), "JLLM_SIMT_KERNELS": f"{base}.so", "JLLM_SIMT_SEED": "0",
+                   "JLLM_FAKE_CUDA": "arch=90"}
+
+    def setUp(self):
+        super().setUp()
+        self.model = product.model(*self.MODEL)
+        product.write(self.spec, self.SPEC)
+
+    def test_one_choice_for_all_tokens(self):
+        sweep = ("--sweep", "matmul.k_warps=[0|1]", *self.FLAGS)
+        self.ok(self.tune(*sweep, "--tuned", f"{self.home}/all.jsonl", **self.env))
+        tried = rows(f"{self.home}/all.jsonl", "tried")
+        both = [t["key"] for t in tried if t["key"]["n"] == 8]
+        self.assertTrue(both)
+        for one, eight, want in ((9, 15, 1), (10.5, 5, 0)):      # of 10: a step counts for 128 passes of a bucket
+            def us(r):
+                return (one if r["key"]["n"] == 1 else eight), 10.0
+            replay = recorded(f"{self.home}/all.jsonl", f"{self.home}/replay.jsonl", us)
+            self.ok(self.tune(*sweep, JLLM_TUNE_REPLAY=replay, **self.env))
+            shapes = {(c["key"]["m"], c["key"]["k"]): c["set"] for c in rows(self.file, "choice") if c["word"] == "shape"}
+            for key in both:
+                self.assertEqual(shapes[key["m"], key["k"]]["k_warps"], want)
+            os.rename(self.file, f"{self.home}/{want}.jsonl")
+        os.rename(f"{self.home}/1.jsonl", self.file)
+        product.write(self.spec, self.SPEC + USE)
+        used, err = self.select(*self.FLAGS)
+        self.assertNotIn("note", err)
+        for key in both:
+            for n in (1, 8):
+                name = next(k for k in used if k.startswith(f"jk_matmul_q4_1_m{key['m']}_k{key['k']}_n{n}_"))
+                self.assertEqual(used[name]["k_warps"][0], 1)
+                self.assertIn("own.jsonl:", used[name]["k_warps"][1])
+        self.assertEqual({v["warps"][1] for k, v in used.items() if "attention" in k}, {"default"})
+
+
 KILLER = rb"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -348,6 +403,9 @@ class Retune(Case):
             other = product.write(f"{self.home}/slow.lua", SPEC + SLOW)
             self.ok(self.tune("--tuned", product.path("replay/all.jsonl"), spec=other))
             recorded(product.path("replay/all.jsonl"), Retune.recording, prefers(4))
+            with open(Retune.recording, "a") as f:       # what was the spec's choice then is a candidate later
+                for r in rows(Retune.recording):
+                    f.write(json.dumps({**r, "set": {"tokens": 1}, "us": 11.0}) + "\n")
         return Retune.recording
 
     def retune(self, profile, *flags, asan=False, **env):
