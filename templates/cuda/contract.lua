@@ -159,13 +159,19 @@ local few_ways = {
     { tiles = 8, wm = 4, rt = 2, k_groups = 2, round = 4.0 },
     { tiles = 16, wm = 8, rt = 2, k_groups = 1, round = 3.1, whole = true },   -- of whole rows alone: parts would be large
 }
-if target.smem_kib < 200 then   -- two steps of 64 tokens for each of two groups do not fit
-    few_ways = { { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.2 }, { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 2.0 }, few_ways[3] }
-end
+local few_ways_small = {    -- where two steps of 64 tokens for each of two groups do not fit shared memory
+    { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.2 },
+    { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 2.0 },
+    few_ways[3],
+}
 local many_ways = {
     { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 1.65, two = true },
     { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.08, two = true },
 }
+local function ways_of(tiles, sms)
+    if tiles >= 16 * sms then return many_ways end
+    return target.smem_kib < 200 and few_ways_small or few_ways
+end
 local START, ARRIVE, JOIN = 0.6, 1.2, 0.04    -- rounds before the first product; microseconds of a part, and of a tile of it
 
 -- Bytes of shared memory that a block may have: its static share is less than 1 KiB. Every target since sm_80 has 99 KiB.
