@@ -159,10 +159,19 @@ local few_ways = {
     { tiles = 8, wm = 4, rt = 2, k_groups = 2, round = 4.0 },
     { tiles = 16, wm = 8, rt = 2, k_groups = 1, round = 3.1, whole = true },   -- of whole rows alone: parts would be large
 }
+local few_ways_small = {    -- where two steps of 64 tokens for each of two groups do not fit shared memory
+    { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.2 },
+    { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 2.0 },
+    few_ways[3],
+}
 local many_ways = {
     { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 1.65, two = true },
     { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.08, two = true },
 }
+local function ways_of(tiles, sms)
+    if tiles >= 16 * sms then return many_ways end
+    return target.smem_kib < 200 and few_ways_small or few_ways
+end
 local START, ARRIVE, JOIN = 0.6, 1.2, 0.04    -- rounds before the first product; microseconds of a part, and of a tile of it
 
 -- Bytes of shared memory that a block may have: its static share is less than 1 KiB. Every target since sm_80 has 99 KiB.
@@ -212,6 +221,8 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
         wm, rt, parts = matrices, matrices, 1
         wk = key.quant == "f32" and 8 // wm or k_warps(slices, 10 // wm)
         blocks = (n == 1 and key.quant ~= "f32") and 2 or 1
+        -- ptxas takes what it is given here, and then spills: three blocks an SM make it thrifty
+        if n == 1 and matrices == 2 and wk <= 4 and (key.quant == "q4_k" or key.quant == "q4_1") then blocks = 3 end
         if n == 8 and key.quant == "f32" then wm, rt = wm * rt, 1 end   -- fewer registers
     else
         way, parts = cut(all_tiles, ceil_div(key.k, 32 * steps[key.quant].blocks), matrices, quants)
