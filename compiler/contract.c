@@ -266,8 +266,11 @@ static int api_rope_table(lua_State *L) {
     const struct model *m = lo->p->model;
     if (lo->rope_piece < 0) {
         uint64_t cols = m->rope_dim;
-        float *table = arena_array(lo->a, (size_t)lo->p->ctx_max * cols, sizeof *table);
-        reference_rope_table(m, lo->p->ctx_max, table);
+        float *table = NULL;   /* rope_freqs may be missing from a header, and nothing is made of it */
+        if (!m->gguf->header_only) {
+            table = arena_array(lo->a, (size_t)lo->p->ctx_max * cols, sizeof *table);
+            reference_rope_table(m, lo->p->ctx_max, table);
+        }
         lo->rope_piece = (int)lo->p->n_pieces;
         struct piece *piece = APPEND(lo, pieces);
         *piece = (struct piece){.name = "rope_table", .layout = "plain", .quant = &quant_formats[QUANT_F32],
@@ -503,6 +506,14 @@ static void push_dims(lua_State *L, const struct lowering *lo, const struct op *
 
 static const char *feeds_name(const struct gguf_tensor *t) { return t ? quant_find(t->type)->name : NULL; }
 
+static void value_pin(struct lowering *lo, enum graph_value which, const char *name, uint64_t rows, uint64_t cols,
+                      enum plan_dtype t) {
+    lo->value[which] = value_new(lo, name, rows, cols);   /* which may move the values */
+    struct value *v = &lo->p->values[lo->value[which]];
+    v->pinned = true;
+    value_type(lo->lua, v, t);
+}
+
 /* New graph values for what the op produces; x is one value a phase, as large as the largest bucket, so that its rows
  * stand where head looks for them. */
 static void op_values_new(struct lowering *lo, const struct op *op) {
@@ -512,10 +523,10 @@ static void op_values_new(struct lowering *lo, const struct op *op) {
     case OP_QKV: lo->value[VALUE_Q] = value_new(lo, "q", op->n, heads); break;
     case OP_ATTENTION: lo->value[VALUE_O] = value_new(lo, "o", op->n, heads); break;
     case OP_FFN_UP: lo->value[VALUE_H] = value_new(lo, "h", op->n, m->layers[op->layer].n_ff); break;
-    case OP_HEAD:
-        lo->value[VALUE_LOGITS] = value_new(lo, "logits", 1, m->n_vocab);
-        lo->p->values[lo->value[VALUE_LOGITS]].pinned = true;
-        value_type(lo->lua, &lo->p->values[lo->value[VALUE_LOGITS]], PLAN_F32);
+    case OP_HEAD: value_pin(lo, VALUE_LOGITS, "logits", 1, m->n_vocab, PLAN_F32); break;
+    case OP_CANDIDATES:
+        value_pin(lo, VALUE_LOGITS, "logits", 1, m->n_vocab, PLAN_F32);
+        value_pin(lo, VALUE_CANDIDATES, "candidates", PLAN_CANDIDATES_MAX, 2, PLAN_I32);
         break;
     default: break;
     }
@@ -523,7 +534,8 @@ static void op_values_new(struct lowering *lo, const struct op *op) {
 
 static void push_op(lua_State *L, struct lowering *lo, const struct op *op) {
     static const struct { const char *name; enum graph_value v; } fields[] = {
-        {"x", VALUE_X}, {"q", VALUE_Q}, {"o", VALUE_O}, {"h", VALUE_H}, {"logits", VALUE_LOGITS}};
+        {"x", VALUE_X}, {"q", VALUE_Q}, {"o", VALUE_O}, {"h", VALUE_H}, {"logits", VALUE_LOGITS},
+        {"candidates", VALUE_CANDIDATES}};
     const struct model_layer *layer = op->layer == UINT32_MAX ? NULL : &lo->p->model->layers[op->layer];
     lua_newtable(L);
     set_string(L, "kind", graph_op_names[op->kind]);
@@ -544,12 +556,19 @@ static void push_op(lua_State *L, struct lowering *lo, const struct op *op) {
     }
 }
 
+/* The function that lowers an op, on the stack; false, and nothing there: the contract leaves an optional one out. */
+static bool push_lower(lua_State *L, enum op_kind kind) {
+    lua_getglobal(L, "lower");
+    if (lua_istable(L, -1) && lua_getfield(L, -1, graph_op_names[kind]) == LUA_TFUNCTION) return true;
+    if (kind != OP_CHOOSE && kind != OP_CANDIDATES) luaL_error(L, "the contract has no lower.%s", graph_op_names[kind]);
+    lua_settop(L, 0);
+    return false;
+}
+
 static void lower_op(lua_State *L, struct lowering *lo, const struct op *op) {
+    if (!push_lower(L, op->kind)) return;
     lo->op = op;
     op_values_new(lo, op);
-    lua_getglobal(L, "lower");
-    if (!lua_istable(L, -1) || lua_getfield(L, -1, graph_op_names[op->kind]) != LUA_TFUNCTION)
-        luaL_error(L, "the contract has no lower.%s", graph_op_names[op->kind]);
     push_op(L, lo, op);
     lua_call(L, 1, 0);
     lua_pop(L, 1);
@@ -572,9 +591,17 @@ static void lower_phase(lua_State *L, struct lowering *lo, const struct graph_ph
     if (lo->value[VALUE_LOGITS] != UINT32_MAX) p->values[lo->value[VALUE_LOGITS]].last = out->n_launches - 1;
 }
 
+static void set_target(lua_State *L, const struct spec *s) {
+    lua_createtable(L, 0, 2);
+    set_integer(L, "sms", (uint64_t)spec_get(s, "target.sms")->integer);
+    set_integer(L, "smem_kib", (uint64_t)spec_get(s, "target.smem_kib")->integer);
+    lua_setglobal(L, "target");
+}
+
 /* Runs under lua_pcall, so that any error of the contract lands in one place. */
 static int lower_graph(lua_State *L) {
     struct lowering *lo = lowering_of(L);
+    set_target(L, lo->p->spec);
     lua_newtable(L);
     lua_setglobal(L, "lower");
     const char *path = arena_printf(lo->a, "%s/contract.lua", lo->dir);
@@ -582,8 +609,11 @@ static int lower_graph(lua_State *L) {
     lua_call(L, 0, 0);
     if (!select_check(lo->p->spec, lo->p->templates, lo->p->n_templates, lo->d)) luaL_error(L, "spec");
     for (unsigned i = 0; i < lo->p->graph->n_phases; i++) {
-        lo->phase = i;
-        lower_phase(L, lo, &lo->p->graph->phases[i]);
+        const struct graph_phase *gp = &lo->p->graph->phases[i];
+        if (gp->kind == PLAN_PHASE_CANDIDATES && !push_lower(L, OP_CANDIDATES)) continue;   /* the last, if any */
+        lua_settop(L, 0);
+        lo->phase = lo->p->n_phases++;
+        lower_phase(L, lo, gp);
     }
     return 0;
 }
@@ -625,11 +655,16 @@ static bool contract_run(struct lowering *lo) {
     return ok;
 }
 
-bool contract_check(const struct spec *s, struct arena *a, struct diag *d) {
-    struct graph none = {0};
-    struct program p = {.spec = s, .graph = &none};
-    struct lowering lo = {.p = &p, .a = a, .d = d};
+bool contract_declare(struct program *p, const struct spec *s, struct arena *a, struct diag *d) {
+    static const struct graph none;
+    *p = (struct program){.spec = s, .graph = &none};
+    struct lowering lo = {.p = p, .a = a, .d = d};
     return contract_run(&lo);
+}
+
+bool contract_check(const struct spec *s, struct arena *a, struct diag *d) {
+    struct program p;
+    return contract_declare(&p, s, a, d);
 }
 
 static void place_pieces(struct program *p) {
@@ -643,7 +678,7 @@ static void place_pieces(struct program *p) {
 bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g,
                     struct arena *a, struct diag *d) {
     uint64_t ctx = (uint64_t)spec_get(s, "memory.ctx_max")->integer;
-    *p = (struct program){.model = m, .spec = s, .graph = g, .n_phases = g->n_phases};
+    *p = (struct program){.model = m, .spec = s, .graph = g};
     p->phases = arena_array(a, g->n_phases, sizeof *p->phases);
     p->ctx_max = (uint32_t)(m->ctx_train && m->ctx_train < ctx ? m->ctx_train : ctx);
     if (p->ctx_max < ctx && !strcmp(spec_get(s, "memory.ctx_max")->place.file, "--set"))

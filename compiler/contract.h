@@ -12,7 +12,8 @@
  *       params = { { name = "tokens", values = { 1, 2, 4 }, default = 4, doc = "tokens of a register tile" } },
  *                                       -- shape = true: fixes the order of sums, so only `shape` entries may set it
  *   }
- *   function lower.ffn_down(op)         -- one function per op kind: embed qkv attention attn_out ffn_up ffn_down head
+ *   function lower.ffn_down(op)         -- one function per op kind: embed qkv attention attn_out ffn_up ffn_down head, and
+ *                                          where the target does it: choose candidates
  *       launch("matmul", { a = op.h, w = weight(op.w.ffn_down, "rows16"), out = op.x },
  *              { quant = op.w.ffn_down.quant, m = op.w.ffn_down.m, k = op.w.ffn_down.k, n = op.n, residual = 1 },
  *              { items = 36, chunk = 1, barrier = true, bytes = 184320, flops = 663552 })
@@ -20,11 +21,14 @@
  *
  *   -- on cuda: items = grid x, chunk = threads of a block, and grid_y, grid_z (1), shared (0: dynamic bytes)
  *
+ *   target.sms, target.smem_kib         -- facts of the spec; 0: not stated
  *   op.kind, op.layer, op.n             -- n: most tokens of the phase; the step says how many there are
  *   op.dims.n_embd n_head n_head_kv head_dim n_ff n_vocab rope_dim rope_neox(0/1) rms_eps ctx
  *   op.kv                               -- "f32" | "f16": type of the cache
  *   op.w.<role>                         -- { name, quant, m, k, bytes } or nil; roles as in GGUF without ".weight", biases as attn_q_bias
- *   op.x op.q op.o op.h op.logits       -- values: { name, rows, cols, dtype, feeds }; x and logits are "f32"; the producer of
+ *   op.x op.q op.o op.h op.logits op.candidates
+ *                                       -- values: { name, rows, cols, dtype, feeds }; x and logits are "f32", candidates
+ *                                          [64][2] "i32", which are keys (plan.h, PLAN_KEY_BAD); the producer of
  *                                          q, o, h calls define(op.h, "a16"); feeds = quant of the matrix that reads it, if any
  *   scratch(name, dtype, rows, cols)    -- a value that lives within this op
  *   weight(w, layout)                   -- the tensor in a layout of layout.c: "plain" (fp32 vector), "rows16" or "frag16"
@@ -35,7 +39,7 @@
  *   ceil_div(a, b)
  *
  * Integers of a launch's key become #define JT_M 576, floats #define JT_EPS 0x1.4f8b58p-17f, strings
- * #define JT_QUANT_Q4_1 1; chosen params likewise. Args become the kernel's args[] in declared order.
+ * #define JT_QUANT_Q4_1 1 and #define JT_QUANT q4_1; chosen params likewise. Args become the kernel's args[] in declared order.
  * Without `barrier` a launch may overlap the one before it.
  */
 #ifndef CONTRACT_H
@@ -95,7 +99,7 @@ struct piece {                   /* a weight tensor in a layout, or a computed c
     const char *name, *layout;
     const struct quant_format *quant;
     uint64_t rows, cols, bytes, gguf_bytes, offset;
-    const float *constant;       /* when tensor is NULL */
+    const float *constant;       /* when tensor is NULL; itself NULL when the model is a header alone */
 };
 
 struct launch_arg { enum plan_space space; uint32_t index; uint64_t offset, bytes; };  /* index: value (arena) or piece (weights) */
@@ -124,11 +128,13 @@ struct program {
     struct program_phase *phases; unsigned n_phases;
     uint32_t ctx_max;
     uint64_t arena_bytes, arena_floor_bytes, cache_bytes;
-    uint64_t logits_offset, hidden_offset;
+    uint64_t logits_offset, hidden_offset, candidates_offset;
 };
 
 /* Load the contract of spec's device, lower every op of the graph, choose parameters, write kernel sources. */
 bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, struct arena *a, struct diag *d);
+/* What the contract of spec's device declares, p->templates and nothing else, with the spec's entries checked against it. */
+bool contract_declare(struct program *p, const struct spec *s, struct arena *a, struct diag *d);
 /* Check the spec's kernel and shape entries against what the contract declares. */
 bool contract_check(const struct spec *s, struct arena *a, struct diag *d);
 const struct key_field *kernel_key(const struct kernel *k, const char *name);  /* NULL: none */

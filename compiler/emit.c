@@ -260,7 +260,7 @@ static void add_info(struct tail *t, const struct emit_input *in, struct arena *
         .device = tc->device, .isa = tc->isa, .features = tc->features, .sm_arch = tc->sm_arch, .driver_min = tc->driver_min,
         .n_vocab = m->n_vocab, .n_layer = m->n_layer, .n_embd = m->n_embd, .ctx_max = p->ctx_max,
         .ctx_train = m->ctx_train, .arena_bytes = p->arena_bytes, .cache_bytes = p->cache_bytes,
-        .logits_offset = p->logits_offset, .hidden_offset = p->hidden_offset,
+        .logits_offset = p->logits_offset, .hidden_offset = p->hidden_offset, .candidates_offset = p->candidates_offset,
         .decode_bytes = phase_sum(p, find_phase(p, PLAN_PHASE_DECODE), false),
         .macs_per_token = phase_sum(p, find_phase(p, PLAN_PHASE_PREFILL), true) / 2,
         .model_name = string_add(t, m->name), .arch_name = string_add(t, m->arch->name),
@@ -273,13 +273,12 @@ static void add_info(struct tail *t, const struct emit_input *in, struct arena *
     ADD(t, PLAN_INFO, info);
 }
 
-static const char *kernel_detail(const struct kernel *k, struct arena *a) {
-    const char *text = "";
-    for (unsigned i = 0; i < k->n_choices; i++)
-        text = arena_printf(a, "%s%s%s=%" PRId64 " (%s)", text, i ? ", " : "", k->choices[i].name, k->choices[i].value,
-                            k->choices[i].reason);
-    return text;
+static const char *kernel_quant(const struct kernel *k) {
+    const struct key_field *quant = kernel_key(k, "quant");
+    return quant && quant->type == KEY_STRING ? quant->string : "";
 }
+
+static uint32_t kernel_size(const struct kernel *k, const char *name) { return (uint32_t)kernel_key_integer(k, name, 0); }
 
 static void add_kernels(struct tail *t, const struct program *p, uint32_t code_align, struct arena *a) {
     struct buffer *code = &t->section[PLAN_CODE];
@@ -287,9 +286,11 @@ static void add_kernels(struct tail *t, const struct program *p, uint32_t code_a
     for (unsigned i = 0; i < p->n_kernels; i++) {
         const struct kernel *k = &p->kernels[i];
         buffer_align(code, code_align);
-        struct plan_kernel out = {.name = string_add(t, k->name), .detail = string_add(t, kernel_detail(k, a)),
+        struct plan_kernel out = {.name = string_add(t, k->name), .detail = string_add(t, kernel_reasons(k, a)),
                                   .code_offset = code->bytes, .code_bytes = k->image_bytes, .entry = k->entry,
-                                  .registers = k->registers, .spill_bytes = k->spill_bytes, .shared_bytes = k->shared_bytes};
+                                  .registers = k->registers, .spill_bytes = k->spill_bytes, .shared_bytes = k->shared_bytes,
+                                  .template_name = string_add(t, k->template->name), .quant = string_add(t, kernel_quant(k)),
+                                  .m = kernel_size(k, "m"), .k = kernel_size(k, "k"), .n = kernel_size(k, "n")};
         memcpy(out.source_hash.bytes, k->source_hash.bytes, sizeof out.source_hash.bytes);
         buffer_append(code, k->image, k->image_bytes);
         ADD(t, PLAN_KERNELS, out);
@@ -391,7 +392,7 @@ static void tail_assemble(struct tail *t, struct buffer *out) {
         if (!b->bytes) continue;
         buffer_align(out, PLAN_SECTION_ALIGN);
         struct plan_section s = {.kind = kind, .offset = out->bytes, .bytes = b->bytes, .stride = t->stride[kind]};
-        s.flags = kind == PLAN_CHAT ? PLAN_SECTION_OPTIONAL : 0;
+        s.flags = kind == PLAN_CHAT || kind == PLAN_FORECAST ? PLAN_SECTION_OPTIONAL : 0;
         if (!s.stride) s.stride = 1;
         s.count = (uint32_t)(b->bytes / s.stride);
         buffer_append(out, b->data, b->bytes);
@@ -439,6 +440,7 @@ bool emit_plan(struct output *o, const struct emit_input *in, struct emit_result
     add_tests(&t, in->selftest);
     add_blob(&t, PLAN_TOKENIZER, in->tokenizer);
     add_blob(&t, PLAN_CHAT, in->chat);
+    ADD(&t, PLAN_FORECAST, *in->forecast);
     tail_assemble(&t, &tail);
     r->weights_bytes = weights_bytes(p);
     r->tail_bytes = tail.bytes;
@@ -474,7 +476,7 @@ static void print_launch(const struct program *p, const struct launch *l, unsign
 }
 
 void emit_print(const struct emit_input *in, FILE *out) {
-    static const char *const kinds[] = {"", "prefill", "head", "decode"};
+    static const char *const kinds[] = {"", "prefill", "head", "decode", "candidates"};
     const struct program *p = in->program;
     fprintf(out, "plan %s: %u layers, context %u, target %s\n", p->model->name, p->model->n_layer, p->ctx_max, in->toolchain->target);
     fprintf(out, "arena %" PRIu64 ", cache %" PRIu64 ", logits at 0x%" PRIx64 ", hidden at 0x%" PRIx64 "\n", p->arena_bytes,

@@ -17,6 +17,7 @@ struct emit_input {
     const struct toolchain *toolchain;
     const struct selftest *selftest;
     const uint16_t *cover;               /* [ctx_max + 1] */
+    const struct plan_forecast *forecast;
     const struct buffer *tokenizer, *chat;   /* chat: empty for none */
     struct hash128 gguf_hash;
     const char *spec_name;

@@ -13,10 +13,14 @@
 #include "gguf.h"
 #include "quant.h"
 
+#include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum {
     HEADER_BYTES = 24,
@@ -25,6 +29,8 @@ enum {
     /* Real files have tens of keys and up to thousands of tensors. */
     KV_MAX = 1 << 14, TENSORS_MAX = 1 << 16, KEY_MAX = 1024, NAME_MAX_BYTES = 64,
     ALIGNMENT_LEAST = 8, ALIGNMENT_DEFAULT = 32, ALIGNMENT_MAX = 1 << 20,
+    /* Vocabularies of a quarter of a million tokens with their merges take 16 MiB. */
+    PIPE_BYTES_FIRST = 1 << 20, PIPE_BYTES_MAX = 1 << 28,
 };
 
 static const char *const type_names[GGUF_TYPE_COUNT] = {
@@ -55,12 +61,14 @@ struct reader {
     struct diag *d;
     const uint8_t *data;
     uint64_t bytes, at;   /* at <= bytes, always */
+    bool truncated;       /* more bytes could have helped */
 };
 
 static uint64_t bytes_left(const struct reader *r) { return r->bytes - r->at; }
 
 static bool fail_truncated(struct reader *r, uint64_t more, const char *what) {
     uint64_t needed;
+    r->truncated = true;
     if (!u64_add(r->at, more, &needed)) needed = UINT64_MAX;
     diag_error(r->d, "gguf-truncated", gguf_place(r->g, r->at),
                "the file ends inside %s: it has %" PRIu64 " bytes, and at least %" PRIu64
@@ -114,6 +122,7 @@ static bool check_count(struct reader *r, uint64_t n, uint64_t least_bytes, uint
                         const char *what) {
     if (n > bytes_left(r) / least_bytes) {
         uint64_t needed;
+        r->truncated = true;
         if (!u64_mul(n, least_bytes, &needed) || !u64_add(needed, r->at, &needed))
             needed = UINT64_MAX;
         diag_error(r->d, "gguf-truncated", r->g->path,
@@ -377,12 +386,10 @@ static int compare_offsets(const void *a, const void *b) {
 /* One diagnostic for all tensors outside, which a cut file has many of: the first, and the size
  * that holds the last. */
 static void check_inside(struct reader *r, struct gguf_tensor *const *sorted, uint64_t n) {
-    uint64_t room = r->bytes > r->g->data_offset ? r->bytes - r->g->data_offset : 0, outside = 0,
-             needed = 0;
+    uint64_t outside = 0;
     const struct gguf_tensor *first = NULL;
     for (uint64_t i = 0; i < n; i++) {
         const struct gguf_tensor *t = sorted[i];
-        if (t->offset <= room && t->bytes <= room - t->offset) continue;
         uint64_t end;
         if (!u64_add(t->offset, t->bytes, &end) || !u64_add(end, r->g->data_offset, &end)) {
             fail_tensor(r, t, "tensor-offset",
@@ -390,15 +397,16 @@ static void check_inside(struct reader *r, struct gguf_tensor *const *sorted, ui
                         t->bytes);
             continue;
         }
+        if (end > r->g->whole_bytes) r->g->whole_bytes = end;
+        if (end <= r->bytes) continue;
         if (!first) first = t;
-        if (end > needed) needed = end;
         outside++;
     }
-    if (!first) return;
+    if (!first || r->g->header_only) return;
     fail_tensor(r, first, "gguf-truncated",
                 "its %" PRIu64 " bytes at offset %" PRIu64
                 " lie outside the file, which has %" PRIu64 " bytes; %" PRIu64 " are needed",
-                first->bytes, first->offset, r->bytes, needed);
+                first->bytes, first->offset, r->bytes, r->g->whole_bytes);
     if (outside > 1) diag_note(r->d, "it is the first of %" PRIu64 " tensors outside", outside);
     diag_note(r->d, "the download was probably cut short; get the file again");
 }
@@ -434,8 +442,11 @@ static bool place_tensors(struct reader *r) {
     if (r->d->errors == before_inside) check_apart(r, sorted, g->n_tensors);
     if (r->d->errors != before) return false;
     for (uint64_t i = 0; i < g->n_tensors; i++) {
-        g->tensors[i].offset += g->data_offset;
-        g->tensors[i].data = r->data + g->tensors[i].offset;
+        struct gguf_tensor *t = &g->tensors[i];
+        t->offset += g->data_offset;
+        bool inside = t->offset <= r->bytes && t->bytes <= r->bytes - t->offset;
+        assert(inside || g->header_only);
+        t->data = inside ? r->data + t->offset : NULL;
     }
     return true;
 }
@@ -452,21 +463,27 @@ static bool read_tensors(struct reader *r) {
     return place_tensors(r);
 }
 
+static bool parse(struct reader *r) {
+    return read_header(r) && read_kvs(r) && read_alignment(r) && read_tensors(r);
+}
+
 bool gguf_parse(struct gguf *g, const char *path, const uint8_t *data, uint64_t bytes,
                 struct arena *a, struct diag *d) {
     *g = (struct gguf){ .path = path };
     struct reader r = { .g = g, .a = a, .d = d, .data = data, .bytes = bytes };
-    return read_header(&r) && read_kvs(&r) && read_alignment(&r) && read_tensors(&r);
+    return parse(&r);
+}
+
+static bool fail_open(const char *path, struct diag *d) {
+    const char *why = errno == ENODEV ? "it is not a regular file" : strerror(errno);
+    diag_error(d, "gguf-open", path, "cannot open the model: %s", why);
+    return false;
 }
 
 bool gguf_open(struct gguf *g, const char *path, struct arena *a, struct diag *d) {
     struct file_map map;
     *g = (struct gguf){ .path = path };
-    if (!file_map_open(&map, path)) {
-        const char *why = errno == ENODEV ? "it is not a regular file" : strerror(errno);
-        diag_error(d, "gguf-open", path, "cannot open the model: %s", why);
-        return false;
-    }
+    if (!file_map_open(&map, path)) return fail_open(path, d);
     if (gguf_parse(g, arena_copy(a, path, strlen(path)), map.data, map.bytes, a, d)) {
         g->map = map;
         return true;
@@ -475,8 +492,65 @@ bool gguf_open(struct gguf *g, const char *path, struct arena *a, struct diag *d
     return false;
 }
 
+/* ---- a header alone ---- */
+
+static bool parse_header(struct gguf *g, const uint8_t *data, uint64_t bytes, struct arena *a,
+                         struct diag *d, bool *truncated) {
+    struct reader r = { .g = g, .a = a, .d = d, .data = data, .bytes = bytes };
+    bool ok = parse(&r);
+    if (truncated) *truncated = r.truncated;
+    return ok;
+}
+
+/* Is there a whole header, or is more reading no help? */
+static bool header_is_decided(const struct gguf *g) {
+    struct arena scratch = { 0 };
+    struct diag silent = { .errors = UINT32_MAX / 2, .warnings = UINT32_MAX / 2 };
+    struct gguf trial = { .path = g->path, .header_only = true };
+    bool truncated, ok = parse_header(&trial, g->own.data, g->own.bytes, &scratch, &silent, &truncated);
+    arena_free(&scratch);
+    return ok || !truncated;
+}
+
+/* Until a header is whole; each look at it is at twice as many bytes as the one before. */
+static bool read_pipe(struct gguf *g, int fd, struct diag *d) {
+    uint64_t look = PIPE_BYTES_FIRST;
+    for (;;) {
+        uint8_t part[1 << 16];
+        ssize_t n = read(fd, part, sizeof part);
+        if (n < 0 && errno == EINTR && !base_interrupted) continue;
+        if (n < 0) return fail_open(g->path, d);
+        if (!n) return true;
+        buffer_append(&g->own, part, (size_t)n);
+        if (g->own.bytes < look) continue;
+        if (look >= PIPE_BYTES_MAX || header_is_decided(g)) return true;
+        look *= 2;
+    }
+}
+
+static bool open_bytes(struct gguf *g, int fd, const char *path, struct diag *d) {
+    struct stat st;
+    if (strcmp(path, "-") && !fstat(fd, &st) && S_ISREG(st.st_mode))
+        return file_map_open(&g->map, path) || fail_open(path, d);
+    return read_pipe(g, fd, d);
+}
+
+bool gguf_open_header(struct gguf *g, const char *path, struct arena *a, struct diag *d) {
+    bool is_stdin = !strcmp(path, "-");
+    *g = (struct gguf){ .path = is_stdin ? "stdin" : arena_copy(a, path, strlen(path)), .header_only = true };
+    int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fail_open(path, d);
+    bool ok = open_bytes(g, fd, path, d);
+    if (!is_stdin) close(fd);
+    if (ok && g->map.data) ok = parse_header(g, g->map.data, g->map.bytes, a, d, NULL);
+    else if (ok) ok = parse_header(g, g->own.data, g->own.bytes, a, d, NULL);
+    if (!ok) gguf_close(g);
+    return ok;
+}
+
 void gguf_close(struct gguf *g) {
     file_map_close(&g->map);
+    buffer_free(&g->own);
     *g = (struct gguf){ 0 };
 }
 

@@ -31,12 +31,15 @@ struct gguf_tensor {
     uint64_t offset;             /* in the file */
     uint64_t info_offset;        /* of its description, for diagnostics */
     uint64_t bytes;              /* 0 when the type is unknown */
-    const uint8_t *data;
+    const uint8_t *data;         /* NULL: outside of what was read (gguf_open_header alone) */
 };
 
 struct gguf {
     const char *path;
     struct file_map map;
+    struct buffer own;           /* what was read from a pipe */
+    bool header_only;            /* tensors may lie behind the end of what was read */
+    uint64_t whole_bytes;        /* of the whole file, by its tensors */
     uint32_t version;
     uint64_t alignment, data_offset;
     struct gguf_kv *kv;          uint64_t n_kv;
@@ -45,7 +48,10 @@ struct gguf {
 
 /* False: diagnostics say why; nothing stays open. */
 bool gguf_open(struct gguf *g, const char *path, struct arena *a, struct diag *d);
-/* The same on bytes in memory (what fuzzers call), which stay the caller's: no gguf_close. */
+/* A header alone, by the same rules but one: tensors may lie behind the end of the file, which may be its first megabytes.
+ * "-" is stdin; of that and of other pipes no more is read than the header takes, rounded up. */
+bool gguf_open_header(struct gguf *g, const char *path, struct arena *a, struct diag *d);
+/* The same as gguf_open on bytes in memory (what fuzzers call), which stay the caller's: no gguf_close. */
 bool gguf_parse(struct gguf *g, const char *path, const uint8_t *data, uint64_t bytes, struct arena *a, struct diag *d);
 void gguf_close(struct gguf *g);
 

@@ -16,10 +16,11 @@ static const enum op_kind layer_ops[] = {OP_QKV, OP_ATTENTION, OP_ATTN_OUT, OP_F
 
 static void phase_build(struct graph_phase *ph, const struct model *m, enum plan_phase_kind kind,
                         uint32_t n, struct arena *a) {
-    bool layers = kind != PLAN_PHASE_HEAD, head = kind != PLAN_PHASE_PREFILL;
+    bool decode = kind == PLAN_PHASE_DECODE, layers = kind == PLAN_PHASE_PREFILL || decode;
+    bool head = kind == PLAN_PHASE_HEAD || decode;
     ph->kind = kind;
     ph->n_tokens = n;
-    ph->ops = arena_array(a, 2 + (size_t)m->n_layer * COUNT(layer_ops), sizeof *ph->ops);
+    ph->ops = arena_array(a, 3 + (size_t)m->n_layer * COUNT(layer_ops), sizeof *ph->ops);
     if (layers) {
         ph->ops[ph->n_ops++] = (struct op){OP_EMBED, UINT32_MAX, n};
         for (uint32_t layer = 0; layer < m->n_layer; layer++)
@@ -27,17 +28,20 @@ static void phase_build(struct graph_phase *ph, const struct model *m, enum plan
                 ph->ops[ph->n_ops++] = (struct op){layer_ops[i], layer, n};
     }
     if (head) ph->ops[ph->n_ops++] = (struct op){OP_HEAD, UINT32_MAX, 1};
+    if (decode) ph->ops[ph->n_ops++] = (struct op){OP_CHOOSE, UINT32_MAX, 1};
+    if (kind == PLAN_PHASE_CANDIDATES) ph->ops[ph->n_ops++] = (struct op){OP_CANDIDATES, UINT32_MAX, 1};
 }
 
 void graph_build(struct graph *g, const struct model *m, const uint32_t *buckets, unsigned n_buckets,
                  struct arena *a) {
-    g->n_phases = n_buckets + 3;
+    g->n_phases = n_buckets + 4;
     g->phases = arena_array(a, g->n_phases, sizeof *g->phases);
     phase_build(&g->phases[0], m, PLAN_PHASE_PREFILL, 1, a);
     for (unsigned i = 0; i < n_buckets; i++)
         phase_build(&g->phases[1 + i], m, PLAN_PHASE_PREFILL, buckets[i], a);
     phase_build(&g->phases[n_buckets + 1], m, PLAN_PHASE_HEAD, 1, a);
     phase_build(&g->phases[n_buckets + 2], m, PLAN_PHASE_DECODE, 1, a);
+    phase_build(&g->phases[n_buckets + 3], m, PLAN_PHASE_CANDIDATES, 1, a);
 }
 
 /* What an op reads and writes of the graph's values, as bit sets. */
@@ -49,14 +53,18 @@ static const struct { unsigned reads, writes; } op_values[OP_COUNT] = {
     [OP_FFN_UP] = {1u << VALUE_X, 1u << VALUE_H},
     [OP_FFN_DOWN] = {1u << VALUE_H | 1u << VALUE_X, 1u << VALUE_X},
     [OP_HEAD] = {1u << VALUE_X, 1u << VALUE_LOGITS},
+    [OP_CHOOSE] = {1u << VALUE_LOGITS, 0},
+    [OP_CANDIDATES] = {1u << VALUE_LOGITS, 1u << VALUE_CANDIDATES},
 };
 
 void graph_check(const struct graph *g, const struct model *m) {
     uint32_t previous = 0;
     for (unsigned i = 0; i < g->n_phases; i++) {
         const struct graph_phase *ph = &g->phases[i];
-        /* The head phase starts from the residual stream that a prefill phase left behind. */
-        unsigned defined = ph->kind == PLAN_PHASE_HEAD ? 1u << VALUE_X : 0;
+        /* Some start from what another phase left behind. */
+        unsigned defined = ph->kind == PLAN_PHASE_HEAD         ? 1u << VALUE_X
+                           : ph->kind == PLAN_PHASE_CANDIDATES ? 1u << VALUE_LOGITS
+                                                               : 0;
         assert(ph->n_ops > 0);
         if (ph->kind == PLAN_PHASE_PREFILL) {
             assert(ph->n_tokens > previous);
@@ -74,7 +82,7 @@ void graph_check(const struct graph *g, const struct model *m) {
     (void)previous, (void)m;
 }
 
-static const char *const value_names[VALUE_COUNT] = {"x", "q", "o", "h", "logits"};
+static const char *const value_names[VALUE_COUNT] = {"x", "q", "o", "h", "logits", "candidates"};
 
 static void print_values(FILE *out, unsigned set) {
     for (unsigned v = 0; v < VALUE_COUNT; v++)
@@ -106,7 +114,7 @@ static void print_weights(FILE *out, const struct model *m, const struct op *op)
 }
 
 void graph_print(const struct graph *g, const struct model *m, FILE *out) {
-    static const char *const kinds[] = {"", "prefill", "head", "decode"};
+    static const char *const kinds[] = {"", "prefill", "head", "decode", "candidates"};
     for (unsigned i = 0; i < g->n_phases; i++) {
         const struct graph_phase *ph = &g->phases[i];
         fprintf(out, "phase %s n=%u\n", kinds[ph->kind], ph->n_tokens);

@@ -13,7 +13,9 @@
     X(ATTN_OUT, "attn_out")   /* x += Wo o */ \
     X(FFN_UP, "ffn_up")       /* h = silu(Wgate norm(x)) * (Wup norm(x)) */ \
     X(FFN_DOWN, "ffn_down")   /* x += Wdown h */ \
-    X(HEAD, "head")           /* logits = Wout norm(x[row]) */
+    X(HEAD, "head")           /* logits = Wout norm(x[row]) */ \
+    X(CHOOSE, "choose")       /* the step goes on with the largest logit; optional: the target may leave it to the host */ \
+    X(CANDIDATES, "candidates") /* candidates = the largest logits; optional, and so is the phase that consists of it */
 enum op_kind {
 #define X(id, name) OP_##id,
     GRAPH_OPS(X)
@@ -22,7 +24,7 @@ enum op_kind {
 };
 extern const char *const graph_op_names[OP_COUNT];
 
-enum graph_value { VALUE_X, VALUE_Q, VALUE_O, VALUE_H, VALUE_LOGITS, VALUE_COUNT };
+enum graph_value { VALUE_X, VALUE_Q, VALUE_O, VALUE_H, VALUE_LOGITS, VALUE_CANDIDATES, VALUE_COUNT };
 
 struct op {
     enum op_kind kind;
@@ -32,7 +34,7 @@ struct op {
 struct graph_phase { enum plan_phase_kind kind; uint32_t n_tokens; struct op *ops; unsigned n_ops; };
 struct graph { struct graph_phase *phases; unsigned n_phases; };
 
-/* Phases: prefill for 1 and every bucket, head, decode. */
+/* Phases: prefill for 1 and every bucket, head, decode, candidates. */
 void graph_build(struct graph *g, const struct model *m, const uint32_t *buckets, unsigned n_buckets, struct arena *a);
 /* Every value is defined before it is read, layers in order; an assertion of ours, run between passes. */
 void graph_check(const struct graph *g, const struct model *m);

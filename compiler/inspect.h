@@ -4,13 +4,11 @@
 #ifndef INSPECT_H
 #define INSPECT_H
 
-#include "base.h"
 #include "diag.h"
-
-enum inspect_format { INSPECT_MARKDOWN, INSPECT_JSON };
+#include "report.h"
 
 /* 0, or the exit code after a diagnostic: 1 when the file is no sound plan, 3 when it cannot be read. Both formats hold
  * the same fields in the same order. */
-int inspect_plan(const char *path, enum inspect_format format, FILE *out, struct arena *a, struct diag *d);
+int inspect_plan(const char *path, enum report_format format, FILE *out, struct arena *a, struct diag *d);
 
 #endif

@@ -62,6 +62,16 @@ const char *kernel_name(const struct contract_template *t, const struct key_fiel
     return name;
 }
 
+const char *kernel_reasons(const struct kernel *k, struct arena *a) {
+    const char *text = "";
+    for (unsigned i = 0; i < k->n_choices; i++) {
+        const struct choice *c = &k->choices[i];
+        text = arena_printf(a, "%s%s%s=%" PRId64 " (%s%s%s)", text, i ? ", " : "", c->name, c->value, c->reason,
+                            c->runner_up ? ", over " : "", c->runner_up ? c->runner_up : "");
+    }
+    return text;
+}
+
 static void define_upper(struct buffer *b, const char *first, const char *second) {
     buffer_printf(b, "#define JT_");
     for (const char *p = first; *p; p++) buffer_printf(b, "%c", toupper((unsigned char)*p));
@@ -74,7 +84,11 @@ static void write_defines(struct buffer *b, const struct kernel *k) {
     for (unsigned i = 0; i < k->n_key; i++) {
         const struct key_field *f = &k->key[i];
         define_upper(b, f->name, f->type == KEY_STRING ? f->string : NULL);
-        if (f->type == KEY_STRING) buffer_printf(b, " 1\n");
+        if (f->type == KEY_STRING) {
+            buffer_printf(b, " 1\n");
+            define_upper(b, f->name, NULL);
+            buffer_printf(b, " %s\n", f->string);
+        }
         else if (f->type == KEY_INTEGER) buffer_printf(b, " %" PRId64 "\n", f->integer);
         else buffer_printf(b, " %af\n", f->number);
     }

@@ -8,6 +8,8 @@
 void kernel_sort_key(struct key_field *key, unsigned n);
 /* jk_matmul_q4_1_m576_k576_n8_residual1: a C identifier, unique for template and key. */
 const char *kernel_name(const struct contract_template *t, const struct key_field *key, unsigned n, struct arena *a);
+/* "tokens=4 (specs/x.lua:12, over specs/y.lua:7 (= 2))": every parameter with where its value comes from and what that beat. */
+const char *kernel_reasons(const struct kernel *k, struct arena *a);
 /* Fill k->source: the defines, then the template with our own includes in place of their #include lines, with #line
  * directives so that a compiler names the template's own lines. False: a file could not be read. */
 bool kernel_source(struct kernel *k, const char *dir, struct arena *a, struct diag *d);

@@ -28,8 +28,7 @@
  *     +3328 scales[g] 4 bytes                   half d[h]
  *
  * Every type but F32 keeps its bytes: bits move, none is rounded. Missing rows and columns are zero weights.
- * Types to come fit the same scheme: Q4_0, IQ4_NL, MXFP4 as Q4_1 with 8 bytes of d; Q5_x and Q5_K as their
- * 4-bit kin with a plane of single bits like Q6_K's pairs; Q2_K, Q3_K as pairs-of-bits planes alone.
+ * How each type to come fits the same scheme: docs/layouts.md.
  */
 #include <assert.h>
 #include <string.h>

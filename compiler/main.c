@@ -11,21 +11,29 @@
 #include "cc.h"
 #include "chat.h"
 #include "cost.h"
-#include "cover.h"
+#include "diff.h"
 #include "emit.h"
+#include "explain.h"
+#include "fit.h"
 #include "inspect.h"
+#include "knobs.h"
 #include "memory.h"
 #include "nvrtc.h"
 #include "progress.h"
 #include "tokenizer.h"
 
-enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_ENVIRONMENT = 3, SETS_MAX = 64 };
+enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_ENVIRONMENT = 3, SETS_MAX = 64, FILES_MAX = 256 };
 
 static const char usage[] =
     "usage: jllmc compile MODEL.gguf [--spec NAME|FILE] [-o PLAN] [--set KEY=VALUE]... [--pre NAME]\n"
     "                     [--nvrtc PATH] [--emit graph|select|memory|source|resources|plan-text]\n"
     "                     [-t THREADS] [-q]\n"
+    "       jllmc fit MODEL.gguf|-... [--spec NAME|FILE] [--set KEY=VALUE]... [--pre NAME] [-o md|json]\n"
+    "       jllmc explain PLAN [--op N] [-o md|json]\n"
+    "       jllmc explain MODEL.gguf|- [--spec NAME|FILE] [--set KEY=VALUE]... [--op N] [-o md|json]\n"
+    "       jllmc diff PLAN PLAN [-o md|json]\n"
     "       jllmc inspect PLAN [-o md|json]\n"
+    "       jllmc knobs [--spec NAME|FILE] [--set KEY=VALUE]... [-o md|json]\n"
     "       jllmc spec dump|check NAME|FILE [--set KEY=VALUE]...\n"
     "       jllmc --version | --help\n"
     "\n"
@@ -33,7 +41,13 @@ static const char usage[] =
     "         --emit prints what a pass made and writes no plan. --pre names the pre-tokenizer of a\n"
     "         file that does not (smollm, gpt-2, llama-bpe, qwen2). --nvrtc names the NVRTC that compiles\n"
     "         CUDA kernels: a library, its folder, or an unzipped wheel of NVIDIA's ($JLLM_NVRTC too).\n"
+    "fit      before a model is downloaded: does it fit, how fast will it be? The first megabytes of the file\n"
+    "         are enough, - reads them from a pipe. A row for each context length.\n"
+    "explain  why each kernel is what it is, what each op costs and what binds it; of a model, without compiling.\n"
+    "         --op N shows launch N in full (the numbers are in the column `first` of the kernels).\n"
+    "diff     what differs between two plans and what it costs. Exit 0 the same, 1 different, 2 trouble.\n"
     "inspect  what a plan holds: facts, memory, kernels and their resources, weights. md is the default.\n"
+    "knobs    what a spec can tune: legal values, defaults, what each does, the line that sets it.\n"
     "spec     dump prints the merged spec and where each value came from; check only checks it.\n"
     "\n"
     "Results go to stdout, everything else to stderr. Exit 0 ok, 1 bad input, 2 usage, 3 environment.\n";
@@ -46,6 +60,7 @@ struct options {
     const char *sets[SETS_MAX];
     unsigned n_sets;
     enum stage stage;
+    int64_t launch;              /* --op; -1: none */
 };
 
 static int usage_error(const char *format, const char *what) {
@@ -112,19 +127,6 @@ static void print_resources(const struct program *p, const struct toolchain *t, 
 
 /* --- compile --------------------------------------------------------------------------------------- */
 
-static uint16_t *build_cover(const struct program *p, const uint64_t *token_ns, struct arena *a) {
-    uint32_t n_tokens[PLAN_BUCKETS_MAX + 1];
-    uint64_t cost[PLAN_BUCKETS_MAX + 1];
-    unsigned n = 0;
-    for (unsigned i = 0; i < p->n_phases && p->phases[i].kind == PLAN_PHASE_PREFILL; i++, n++) {
-        n_tokens[n] = p->phases[i].n_tokens;
-        cost[n] = p->phases[i].cost_ns;
-    }
-    uint16_t *cover = arena_array(a, (size_t)p->ctx_max + 1, sizeof *cover);
-    cover_build(n_tokens, cost, token_ns, n, p->ctx_max, cover);
-    return cover;
-}
-
 static void print_summary(const struct program *p, const struct options *o, const struct emit_result *r, double seconds) {
     struct rusage usage_now;
     unsigned cached = 0;
@@ -186,10 +188,12 @@ static int compile_model(struct job *j, double start) {
     if (!memory_check(&p, d)) return EXIT_BAD_INPUT;
     uint64_t *token_ns = arena_array(a, p.n_phases, sizeof *token_ns);
     cost_phases(&p, token_ns);
-    const uint16_t *cover = build_cover(&p, token_ns, a);
+    const uint16_t *cover = cost_cover(&p, token_ns, a);
+    struct plan_forecast forecast;
+    cost_forecast(&p, token_ns, cover, &forecast);
     if (!find_toolchain(&toolchain, j) || !toolchain_compile(&toolchain, &p, a, d)) return EXIT_ENVIRONMENT;
     if (o->stage == STAGE_RESOURCES) return print_resources(&p, &toolchain, a), 0;
-    struct emit_input in = {&p, &toolchain, &selftest, cover, &j->tokenizer, &j->chat,
+    struct emit_input in = {&p, &toolchain, &selftest, cover, &forecast, &j->tokenizer, &j->chat,
                             hash_bytes(j->gguf.map.data, j->gguf.map.bytes), spec_stem(o->spec, a)};
     if (o->stage == STAGE_TEXT) return emit_print(&in, stdout), 0;
     selftest_build(&selftest, &p, a);
@@ -200,6 +204,7 @@ static int compile_model(struct job *j, double start) {
         }
     if (!emit_plan(&j->out, &in, &result, a, d)) return EXIT_ENVIRONMENT;
     print_summary(&p, o, &result, base_seconds() - start);
+    if (!progress_quiet) fprintf(stderr, "expected on %s\n", fit_line(&p, &forecast, a));
     return 0;
 }
 
@@ -239,11 +244,12 @@ static bool parse_stage(const char *name, enum stage *stage) {
     return false;
 }
 
+/* positional has room for FILES_MAX. */
 static int parse_options(struct options *o, int argc, char **argv, const char **positional, unsigned *n_positional) {
     static const struct option longs[] = {
         {"spec", required_argument, NULL, 's'}, {"set", required_argument, NULL, 'S'}, {"emit", required_argument, NULL, 'e'},
         {"pre", required_argument, NULL, 'p'}, {"threads", required_argument, NULL, 't'}, {"output", required_argument, NULL, 'o'},
-        {"quiet", no_argument, NULL, 'q'}, {"nvrtc", required_argument, NULL, 'n'}, {"help", no_argument, NULL, 'h'},
+        {"quiet", no_argument, NULL, 'q'}, {"nvrtc", required_argument, NULL, 'n'}, {"op", required_argument, NULL, 'O'}, {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0}};
     int c;
     char *end;
@@ -271,29 +277,39 @@ static int parse_options(struct options *o, int argc, char **argv, const char **
             base_set_cores((int)n);
             break;
         }
+        case 'O': {
+            errno = 0;
+            long n = strtol(optarg, &end, 10);
+            if (*end || end == optarg || n < 0 || errno) return usage_error("--op takes the number of a launch, not '%s'", optarg);
+            o->launch = n;
+            break;
+        }
         default: return usage_error("unknown option or missing value: '%s'", argv[optind - 1]);
         }
     for (*n_positional = 0; optind < argc; optind++) {
-        if (*n_positional == 2) return usage_error("one argument too many: '%s'", argv[optind]);
+        if (*n_positional == FILES_MAX) return usage_error("one argument too many: '%s'", argv[optind]);
         positional[(*n_positional)++] = argv[optind];
     }
     return 0;
 }
 
+/* What a sentence on one argument goes on with. */
+static const char *not_more(unsigned n) { return n == 0 ? "" : n == 2 ? ", not two" : ": too many were given"; }
+
 static int command_compile(int argc, char **argv) {
     struct options o = {.spec = "cpu", .out = "plan.bin"};
-    const char *positional[2];
+    const char *positional[FILES_MAX];
     unsigned n;
     int rc = parse_options(&o, argc, argv, positional, &n);
     if (rc) return rc;
-    if (n != 1) return usage_error("compile takes one model%s", n ? ", not two" : "");
+    if (n != 1) return usage_error("compile takes one model%s", not_more(n));
     o.model = positional[0];
     return compile(&o);
 }
 
 static int command_spec(int argc, char **argv) {
     struct options o = {0};
-    const char *positional[2];
+    const char *positional[FILES_MAX];
     unsigned n;
     int rc = parse_options(&o, argc, argv, positional, &n);
     if (rc) return rc;
@@ -309,32 +325,113 @@ static int command_spec(int argc, char **argv) {
     return finish_stdout(ok ? 0 : EXIT_BAD_INPUT);
 }
 
-static int command_inspect(int argc, char **argv) {
-    static const char *const formats[] = {[INSPECT_MARKDOWN] = "md", [INSPECT_JSON] = "json"};
-    struct options o = {.out = "md"};
-    const char *positional[2];
-    unsigned n, format = 0;
-    int rc = parse_options(&o, argc, argv, positional, &n);
+/* The options of a command that reports: -o names a format. */
+static int parse_report(struct options *o, const char *command, int argc, char **argv, const char **positional, unsigned *n,
+                        enum report_format *format) {
+    *o = (struct options){.out = "md", .launch = -1};
+    int rc = parse_options(o, argc, argv, positional, n);
     if (rc) return rc;
-    if (n != 1) return usage_error("inspect takes one plan%s", n ? ", not two" : "");
-    while (format < COUNT(formats) && strcmp(formats[format], o.out)) format++;
-    if (format == COUNT(formats)) return usage_error("-o of inspect takes md or json, not '%s'", o.out);
+    if (!report_parse_format(o->out, format)) {
+        fprintf(stderr, "error: -o of %s takes md or json, not '%s'\n\n%s", command, o->out, usage);
+        return EXIT_USAGE;
+    }
+    return 0;
+}
+
+static int command_inspect(int argc, char **argv) {
+    struct options o;
+    const char *positional[FILES_MAX];
+    unsigned n;
+    enum report_format format;
+    int rc = parse_report(&o, "inspect", argc, argv, positional, &n, &format);
+    if (rc) return rc;
+    if (n != 1) return usage_error("inspect takes one plan%s", not_more(n));
     struct arena a = {0};
     struct diag d = {.out = stderr};
-    rc = inspect_plan(positional[0], (enum inspect_format)format, stdout, &a, &d);
+    rc = inspect_plan(positional[0], format, stdout, &a, &d);
     diag_finish(&d);
     arena_free(&a);
     return finish_stdout(rc);
 }
 
+static int command_knobs(int argc, char **argv) {
+    struct options o;
+    const char *positional[FILES_MAX];
+    unsigned n;
+    enum report_format format;
+    int rc = parse_report(&o, "knobs", argc, argv, positional, &n, &format);
+    if (rc) return rc;
+    if (n) return usage_error("knobs takes a spec by --spec and no '%s'", positional[0]);
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    struct spec s;
+    bool ok = spec_load(&s, o.spec ? o.spec : "cpu", o.sets, o.n_sets, &a, &d) && knobs_print(&s, format, stdout, &a, &d);
+    diag_finish(&d);
+    arena_free(&a);
+    return finish_stdout(ok ? 0 : EXIT_BAD_INPUT);
+}
+
+static int command_fit(int argc, char **argv) {
+    struct options o;
+    const char *positional[FILES_MAX];
+    unsigned n, pipes = 0;
+    struct fit_options fit = {0};
+    int rc = parse_report(&o, "fit", argc, argv, positional, &n, &fit.format);
+    if (rc) return rc;
+    for (unsigned i = 0; i < n; i++) pipes += !strcmp(positional[i], "-");
+    if (!n || pipes > 1) return usage_error("fit takes models%s", n ? ", and one of them at most from stdin" : "");
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    fit.spec = o.spec ? o.spec : "cpu", fit.pre = o.pre, fit.sets = o.sets, fit.n_sets = o.n_sets;
+    rc = fit_print(positional, n, &fit, stdout, &a, &d);
+    diag_finish(&d);
+    arena_free(&a);
+    return finish_stdout(rc);
+}
+
+static int command_explain(int argc, char **argv) {
+    struct options o;
+    const char *positional[FILES_MAX];
+    unsigned n;
+    struct explain_options explain = {0};
+    int rc = parse_report(&o, "explain", argc, argv, positional, &n, &explain.format);
+    if (rc) return rc;
+    if (n != 1) return usage_error("explain takes one plan or model%s", not_more(n));
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    explain.spec = o.spec, explain.sets = o.sets, explain.n_sets = o.n_sets, explain.launch = o.launch;
+    rc = explain_print(positional[0], &explain, stdout, &a, &d);
+    diag_finish(&d);
+    arena_free(&a);
+    return finish_stdout(rc);
+}
+
+/* Exit codes are diff(1)'s: trouble of any kind is 2. */
+static int command_diff(int argc, char **argv) {
+    struct options o;
+    const char *positional[FILES_MAX];
+    unsigned n;
+    enum report_format format;
+    int rc = parse_report(&o, "diff", argc, argv, positional, &n, &format);
+    if (rc) return rc;
+    if (n != 2) return usage_error("diff takes two plans%s", n > 2 ? ", not more" : "");
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    rc = diff_print(positional[0], positional[1], format, stdout, &a, &d);
+    diag_finish(&d);
+    arena_free(&a);
+    return finish_stdout(0) ? 2 : rc;
+}
+
 int main(int argc, char **argv) {
     static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
-        {"compile", command_compile}, {"inspect", command_inspect}, {"spec", command_spec}};
-    static const char *const names[] = {"compile", "inspect", "spec"};
+        {"compile", command_compile}, {"fit", command_fit}, {"explain", command_explain}, {"diff", command_diff},
+        {"inspect", command_inspect}, {"knobs", command_knobs}, {"spec", command_spec}};
+    static const char *const names[] = {"compile", "fit", "explain", "diff", "inspect", "knobs", "spec"};
     base_start();
     if (argc < 2) return usage_error("%s", "no command");
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return fputs(usage, stdout), finish_stdout(0);
-    if (!strcmp(argv[1], "--version")) return puts("jllmc 0.1.0 (plan version 1)"), finish_stdout(0);
+    if (!strcmp(argv[1], "--version")) return printf("jllmc 0.1.0 (plan version %d)\n", PLAN_VERSION), finish_stdout(0);
     for (size_t i = 0; i < COUNT(commands); i++)
         if (!strcmp(argv[1], commands[i].name)) return commands[i].run(argc - 1, argv + 1);
     const char *near = diag_suggest(argv[1], names, COUNT(names));

@@ -313,19 +313,34 @@ void memory_plan(struct program *p) {
             p->hidden_offset = v->offset;
         if (v->pinned && !strcmp(v->name, "logits"))
             p->logits_offset = v->offset;
+        if (v->pinned && !strcmp(v->name, "candidates"))
+            p->candidates_offset = v->offset;
     }
     arena_free(&pl.arena);
 }
 
+void memory_need(const struct program *p, struct memory_need *m) {
+    const double mib = 1 << 20, gib = 1 << 30;
+    const struct spec_value *memory = spec_get(p->spec, "target.memory_gib"), *reserve = spec_get(p->spec, "memory.reserve_mib");
+    *m = (struct memory_need){.cache = (double)p->cache_bytes, .activations = (double)p->arena_bytes, .stated = memory->number > 0};
+    for (unsigned i = 0; i < p->n_pieces; i++) m->weights += (double)u64_round_up(p->pieces[i].bytes, PLAN_WEIGHT_ALIGN);
+    if (m->stated) m->room = memory->number * gib - (double)reserve->integer * mib;
+}
+
+bool memory_fits(const struct memory_need *m) {
+    return !m->stated || m->weights + m->cache + m->activations <= m->room;
+}
+
 bool memory_check(const struct program *p, struct diag *d) {
+    const double mib = 1 << 20;
     const struct spec_value *gib = spec_get(p->spec, "target.memory_gib"), *reserve = spec_get(p->spec, "memory.reserve_mib");
-    double mib = 1 << 20, weights = 0, cache = (double)p->cache_bytes / mib, activations = (double)p->arena_bytes / mib;
-    for (unsigned i = 0; i < p->n_pieces; i++) weights += (double)u64_round_up(p->pieces[i].bytes, PLAN_WEIGHT_ALIGN) / mib;
-    double need = weights + cache + activations, room = gib->number * 1024 - (double)reserve->integer;
-    if (!(gib->number > 0) || need <= room) return true;
+    struct memory_need m;
+    memory_need(p, &m);
+    if (memory_fits(&m)) return true;
     spec_error(p->spec, d, gib->place, "memory",
                "the plan needs %.1f MiB (weights %.1f, cache %.1f of %u tokens, activations %.1f) and has %.1f: "
                "memory_gib = %g without reserve_mib = %lld; a smaller memory.ctx_max makes the cache smaller",
-               need, weights, cache, p->ctx_max, activations, room > 0 ? room : 0.0, gib->number, (long long)reserve->integer);
+               (m.weights + m.cache + m.activations) / mib, m.weights / mib, m.cache / mib, p->ctx_max, m.activations / mib,
+               m.room > 0 ? m.room / mib : 0.0, gib->number, (long long)reserve->integer);
     return false;
 }

@@ -568,7 +568,7 @@ static void check_rope_freqs(struct loader *l) {
                     arena_printf(l->a, "is of type %s; f32 is needed", quant_type_name(t->type)));
         return;
     }
-    for (uint64_t i = 0; i < t->dims[0]; i++) {
+    for (uint64_t i = 0; t->data && i < t->dims[0]; i++) {
         double v;
         quant_formats[QUANT_F32].decode(t->data + 4 * i, &v);
         if (v > 0 && isfinite(v)) continue;

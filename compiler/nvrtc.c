@@ -296,9 +296,11 @@ static struct hash128 nvrtc_hash(const struct toolchain *t, const char *source) 
 static void set_options(struct nvrtc *n, const char *arch, struct arena *a) {
     const char *const options[] = {arena_printf(a, "--gpu-architecture=%s", arch), "--std=c++17", "--fmad=false",
                                    "--device-as-default-execution-space", "--no-source-include", "--ptxas-options=-v"};
-    _Static_assert(COUNT(options) <= OPTIONS_MAX, "options");
+    _Static_assert(COUNT(options) < OPTIONS_MAX, "options");
     memcpy(n->options, options, sizeof options);
     n->n_options = COUNT(options);
+    /* From 12.9 on NVRTC keeps what it made in a cache of its own, and what comes from there has no report of registers. */
+    if (n->version >= 12090) n->options[n->n_options++] = "--no-cache";
 }
 
 bool nvrtc_find(struct toolchain *t, const struct spec *s, const char *given, struct arena *a, struct diag *d) {

@@ -23,7 +23,7 @@ enum {
 /* Relative errors. Rounding to 16 bits by block of 32 costs about 2e-5 where values are even, and more
  * where one value of a block stands out, as it does in a product of two. */
 static const float bound_f32 = 2e-5f, bound_attention = 1e-4f, bound_a16 = 5e-5f, bound_act_mul_a16 = 1e-4f,
-                   bound_f16 = 1e-3f, bound_x16 = 5e-4f, bound_model_f32 = 1e-3f, bound_model_f16 = 1e-2f;
+                   bound_exact = 1e-7f, bound_f16 = 1e-3f, bound_x16 = 5e-4f, bound_model_f32 = 1e-3f, bound_model_f16 = 1e-2f;
 
 /* The kernel at hand. */
 struct builder {
@@ -271,6 +271,18 @@ static void matmul_build(struct builder *b) {
     output(b, "out", 0, b->n_tokens, b->n, m, bound_of(b, "out", bound_f32, bound_a16), matmul_at);
 }
 
+/* qkv {a, wq, wk, wv, q, k, v}: three products of a */
+static double qkv_q_at(const struct builder *b, uint32_t row, uint32_t col) { return product_at(b, "wq", row, col); }
+static double qkv_k_at(const struct builder *b, uint32_t row, uint32_t col) { return product_at(b, "wk", row, col); }
+static double qkv_v_at(const struct builder *b, uint32_t row, uint32_t col) { return product_at(b, "wv", row, col); }
+
+static void qkv_build(struct builder *b) {
+    input(b, "a", b->n, key(b, "k"), 1);
+    output(b, "q", 0, b->n_tokens, b->n, key(b, "m"), bound_f32, qkv_q_at);
+    output(b, "k", 0, b->n_tokens, b->n, key(b, "m_kv"), bound_f32, qkv_k_at);
+    output(b, "v", 0, b->n_tokens, b->n, key(b, "m_kv"), bound_f32, qkv_v_at);
+}
+
 /* gate_up {a, wg, wu, out}: out[n][m] = silu(a wg^T) * (a wu^T) */
 static double gate_up_at(const struct builder *b, uint32_t row, uint32_t col) {
     return reference_act_mul(product_at(b, "wg", row, col), product_at(b, "wu", row, col));
@@ -464,6 +476,74 @@ static void act_mul_build(struct builder *b) {
     output(b, "out", 0, b->n_tokens, b->n, k, bound_of(b, "out", bound_f32, bound_act_mul_a16), act_mul_at);
 }
 
+/* choose {logits, part, out}: out[0] = id of the largest logit */
+static double choose_at(const struct builder *b, uint32_t row, uint32_t col) {
+    uint64_t best = 0;
+    for (uint32_t i = 0; i < key(b, "m"); i++) {
+        uint64_t next = plan_key((float)value_at(b, "logits", 0, i), i);
+        best = next > best ? next : best;
+    }
+    (void)row, (void)col;
+    return plan_key_id(best);
+}
+
+static void choose_build(struct builder *b) {
+    input(b, "logits", 1, key(b, "m"), 8);
+    output(b, "out", 0, 1, 1, 1, bound_exact, choose_at);
+}
+
+/* candidates {logits, out}, candidates_merge {from, out}: of each 1024 logits, or keys, the 64 largest in descending order
+ * as out[64 * blocks][2]; 0 where there are fewer. The low words, which hold the ids, are tested. */
+enum { SORTED = 1024 };
+
+static int key_compare(const void *a, const void *b) {
+    const uint64_t *x = a, *y = b;
+    return (*x < *y) - (*x > *y);
+}
+
+static double sorted_at(const struct builder *b, uint32_t row, uint64_t key_at(const struct builder *b, uint32_t i)) {
+    uint64_t keys[SORTED] = { 0 };
+    uint32_t first = row / PLAN_CANDIDATES_MAX * SORTED, n = key(b, "m") - first;
+    for (uint32_t i = 0; i < n && i < SORTED; i++)
+        keys[i] = key_at(b, first + i);
+    qsort(keys, SORTED, sizeof *keys, key_compare);
+    return (int32_t)(uint32_t)keys[row % PLAN_CANDIDATES_MAX];
+}
+
+static uint64_t logit_key_at(const struct builder *b, uint32_t i) {
+    return plan_key((float)value_at(b, "logits", 0, i), i);
+}
+
+static uint64_t from_key_at(const struct builder *b, uint32_t i) {
+    uint64_t high = (uint32_t)lrintf((float)value_at(b, "from", i, 1));
+    return high << 32 | (uint32_t)lrintf((float)value_at(b, "from", i, 0));
+}
+
+static double candidates_at(const struct builder *b, uint32_t row, uint32_t col) {
+    (void)col;
+    return sorted_at(b, row, logit_key_at);
+}
+
+static double candidates_merge_at(const struct builder *b, uint32_t row, uint32_t col) {
+    (void)col;
+    return sorted_at(b, row, from_key_at);
+}
+
+static void candidates_output(struct builder *b, output_at *at) {
+    uint32_t rows = (key(b, "m") + SORTED - 1) / SORTED * PLAN_CANDIDATES_MAX;
+    output_window(b, "out", &(struct window){ 0, rows, rows, 0, 1, 2 }, bound_exact, at);
+}
+
+static void candidates_build(struct builder *b) {
+    input(b, "logits", 1, key(b, "m"), 8);
+    candidates_output(b, candidates_at);
+}
+
+static void candidates_merge_build(struct builder *b) {
+    input(b, "from", key(b, "m"), 2, 1 << 20);
+    candidates_output(b, candidates_merge_at);
+}
+
 static const struct kind {
     const char *name;
     void (*build)(struct builder *b);
@@ -471,6 +551,7 @@ static const struct kind {
     { "embed", embed_build },
     { "rms_norm", rms_norm_build },
     { "matmul", matmul_build },
+    { "qkv", qkv_build },
     { "gate_up", gate_up_build },
     { "rope_store", rope_store_build },
     { "attention", attention_build },
@@ -478,6 +559,9 @@ static const struct kind {
     { "attention_combine", attention_combine_build },
     { "quantize", quantize_build },
     { "act_mul", act_mul_build },
+    { "choose", choose_build },
+    { "candidates", candidates_build },
+    { "candidates_merge", candidates_merge_build },
 };
 
 static const struct kind *kind_find(const struct contract_template *t) {

@@ -76,10 +76,21 @@ static const struct spec_key keys[] = {
     {"target", "smem_kib", SPEC_INTEGER, 0, 1024, .doc = "shared memory of a block; 0: not stated"},
     {"target", "l2_mib", SPEC_NUMBER, 0, 4096, .doc = "last cache level; 0: not stated"},
     {"target", "dram_gbps", SPEC_NUMBER, 0, 100000, .doc = "memory bandwidth; 0: not stated"},
+    {"target", "dram_share", SPEC_NUMBER, 0.01, 1, .doc = "share of dram_gbps at which weights come"},
+    {"target", "cache_share", SPEC_NUMBER, 0.01, 1,
+     .doc = "share of dram_gbps at which cached keys and values come"},
+    {"target", "peak_gflops", SPEC_NUMBER, 0, 1e9,
+     .doc = "arithmetic peak for what matrix kernels multiply; 0: not stated"},
     {"target", "gflops", SPEC_NUMBER, 0, 1e9,
      .doc = "arithmetic rate of the matrix kernels; 0: not stated"},
+    {"target", "gweights", SPEC_NUMBER, 0, 1e9,
+     .doc = "10^9 weights a second that matrix kernels unpack; 0: not stated"},
     {"target", "barrier_us", SPEC_NUMBER, 0, 1e6,
      .doc = "what waiting for all before a launch costs"},
+    {"target", "barrier_token_us", SPEC_NUMBER, 0, 1e6,
+     .doc = "what each token of a pass adds to that"},
+    {"target", "load_gbps", SPEC_NUMBER, 0, 100000,
+     .doc = "a plan from storage into the device's memory; 0: not stated"},
     {"target", "memory_gib", SPEC_NUMBER, 0, 65536,
      .doc = "memory that a plan may count on; 0: not stated"},
     {"target", "cuda", SPEC_STRING, .check = is_cuda_version, .legal = "a version such as \"12.6\"",
@@ -150,7 +161,7 @@ static unsigned count_choices(const struct spec_key *k) {
 const char *spec_legal_text(struct arena *a, const struct spec_key *k) {
     if (k->legal) return k->legal;
     if (k->type != SPEC_STRING)
-        return arena_printf(a, "%s from %.0f to %.0f",
+        return arena_printf(a, "%s from %g to %.0f",
                             k->type == SPEC_INTEGER ? "an integer" : "a number", k->min, k->max);
     const char *text = arena_printf(a, "\"%s\"", k->choices[0]);
     for (unsigned i = 1, n = count_choices(k); i < n; i++)

@@ -9,9 +9,11 @@
  * so that they are never in memory twice.
  *
  * Every error of the driver but a lack of memory is sticky: the first one's sentence is what every
- * later call on the plan answers. Work goes through one stream, and each call waits for what it
- * started. Device 0 is used; CUDA_VISIBLE_DEVICES chooses which one that is. Nothing is allocated
- * after cuda_open and cuda_context_new.
+ * later call on the plan answers. Work goes through one stream, and each call but cuda_start waits
+ * for what it started. Choices of the device arrive in a ring in the host's memory, where they are
+ * looked for; the driver is asked beside that whether it is still alive. Device 0 is used;
+ * CUDA_VISIBLE_DEVICES chooses which one that is. Nothing is allocated after cuda_open and
+ * cuda_context_new.
  */
 #include "device.h"
 
@@ -21,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- the driver ---- */
@@ -48,14 +51,14 @@ struct cu_launch {
 };
 struct cu_access { struct cu_location location; int flags; };
 
-enum { CU_OUT_OF_MEMORY = 2 };
+enum { CU_OUT_OF_MEMORY = 2, CU_NOT_READY = 600 };
 enum cu_attribute {             /* of a device */
-    CU_INTEGRATED = 18, CU_MEMORY_KHZ = 36, CU_BUS_BITS = 37, CU_MAJOR = 75, CU_MINOR = 76,
+    CU_UNITS = 16, CU_INTEGRATED = 18, CU_MEMORY_KHZ = 36, CU_BUS_BITS = 37, CU_MAJOR = 75, CU_MINOR = 76,
     CU_SHARED_OPTIN = 97, CU_MAPPING = 102
 };
 enum { CU_FUNC_THREADS = 0, CU_FUNC_SHARED = 1, CU_FUNC_DYNAMIC = 8 };   /* of a function */
 enum { CU_PINNED = 1, CU_DEVICE = 1, CU_READ_WRITE = 3, CU_NON_BLOCKING = 1, CU_NO_TIMING = 2,
-       CU_THIS_THREAD = 1 };
+       CU_THIS_THREAD = 1, CU_HOST_MAPPED = 2 };
 
 #define CUDA_SYMBOLS(X)                                                                         \
     X(cuInit, unsigned)                                                                         \
@@ -75,6 +78,7 @@ enum { CU_PINNED = 1, CU_DEVICE = 1, CU_READ_WRITE = 3, CU_NON_BLOCKING = 1, CU_
     X(cuMemFree_v2, cu_address)                                                                 \
     X(cuMemHostAlloc, void **, size_t, unsigned)                                                \
     X(cuMemFreeHost, void *)                                                                    \
+    X(cuMemHostGetDevicePointer_v2, cu_address *, void *, unsigned)                             \
     X(cuMemGetAllocationGranularity, size_t *, const struct cu_kind *, int)                     \
     X(cuMemAddressReserve, cu_address *, size_t, size_t, cu_address, cu_flags)                  \
     X(cuMemAddressFree, cu_address, size_t)                                                     \
@@ -95,12 +99,14 @@ enum { CU_PINNED = 1, CU_DEVICE = 1, CU_READ_WRITE = 3, CU_NON_BLOCKING = 1, CU_
     X(cuStreamCreate, cu_stream *, unsigned)                                                    \
     X(cuStreamDestroy_v2, cu_stream)                                                            \
     X(cuStreamSynchronize, cu_stream)                                                           \
+    X(cuStreamQuery, cu_stream)                                                                 \
     X(cuStreamBeginCapture_v2, cu_stream, int)                                                  \
     X(cuStreamEndCapture, cu_stream, cu_graph *)                                                \
     X(cuEventCreate, cu_event *, unsigned)                                                      \
     X(cuEventDestroy_v2, cu_event)                                                              \
     X(cuEventRecord, cu_event, cu_stream)                                                       \
     X(cuEventSynchronize, cu_event)                                                             \
+    X(cuEventElapsedTime, float *, cu_event, cu_event)                                          \
     X(cuGraphInstantiateWithFlags, cu_replay *, cu_graph, cu_flags)                             \
     X(cuGraphUpload, cu_replay, cu_stream)                                                      \
     X(cuGraphLaunch, cu_replay, cu_stream)                                                      \
@@ -135,7 +141,7 @@ struct cuda_state {
     cu_context context;
     cu_stream stream;
     char name[96];
-    int arch, shared_max;
+    int arch, shared_max, n_units;
     bool integrated, can_map;
     bool graphs;                    /* phases are replayed as graphs, else launch by launch */
     bool single;                    /* and each launch is waited for */
@@ -156,6 +162,10 @@ struct cuda_context {
     struct region arena, cache, step;
     float *logits;                  /* pinned: [n_vocab] */
     struct plan_step *step_host;    /* pinned */
+    uint64_t *ring;                 /* pinned, at ring_at on the device: [PLAN_RING_ENTRIES] */
+    cu_address ring_at;
+    uint32_t serial;                /* of the first choice that nothing started can make */
+    uint32_t taken;                 /* of the next choice to be taken */
     cu_replay *replays;             /* [n_phases]; all NULL where phases are replayed by launches */
     cu_address args[];              /* of all launches, as in the plan's table */
 };
@@ -228,7 +238,7 @@ static bool find_device(struct cuda_state *s, struct jllm_error *e) {
         !ATTRIBUTE(&major, CU_MAJOR) || !ATTRIBUTE(&minor, CU_MINOR) ||
         !ATTRIBUTE(&integrated, CU_INTEGRATED) || !ATTRIBUTE(&mapping, CU_MAPPING) ||
         !ATTRIBUTE(&s->shared_max, CU_SHARED_OPTIN) || !ATTRIBUTE(&khz, CU_MEMORY_KHZ) ||
-        !ATTRIBUTE(&bits, CU_BUS_BITS))
+        !ATTRIBUTE(&bits, CU_BUS_BITS) || !ATTRIBUTE(&s->n_units, CU_UNITS))
         return false;
     s->arch = 10 * major + minor;
     s->overlap = major >= 9 && !s->single;
@@ -496,7 +506,7 @@ static bool cuda_fill(struct cuda_state *s, struct jllm_error *e) {
 }
 
 /* A context takes memory too, so what cannot fit at all is refused before there is one. */
-static bool cuda_start(struct cuda_state *s, struct jllm_error *e) {
+static bool cuda_begin(struct cuda_state *s, struct jllm_error *e) {
     size_t total = 0;
     cu_context ours;
     now_doing(s, "starting", "");
@@ -523,7 +533,7 @@ static void *cuda_open(const struct plan_view *v, const struct jllm_options *opt
         s->pieces = calloc(v->n_pieces + 1, sizeof *s->pieces);
     }
     if (s && s->modules && s->functions && s->weights && s->pieces) {
-        s->opened = cuda_start(s, e);
+        s->opened = cuda_begin(s, e);
         if (s->opened) return s;
     } else {
         error_set(e, JLLM_ENVIRONMENT, "no memory to open the plan");
@@ -537,6 +547,7 @@ static void cuda_describe(const void *state, struct jllm_info *info) {
     info->device_name = s->name;
     info->n_threads = 1;
     info->peak_gbps = s->peak_gbps;
+    info->n_units = (uint32_t)s->n_units;
 }
 
 /* ---- a session ---- */
@@ -557,20 +568,21 @@ static bool launch(struct cuda_context *c, uint32_t i, struct jllm_error *e) {
            (!s->single || CALL(cuStreamSynchronize, s->stream));
 }
 
-static bool launch_range(struct cuda_context *c, uint32_t first, uint32_t n,
-                         struct jllm_error *e) {
-    for (uint32_t i = first; i < first + n; i++)
-        if (!launch(c, i, e)) return false;
+/* Launches of a list, or n from `first` on. */
+static bool launch_some(struct cuda_context *c, const uint32_t *list, uint32_t first, uint32_t n,
+                        struct jllm_error *e) {
+    for (uint32_t i = 0; i < n; i++)
+        if (!launch(c, list ? list[i] : first + i, e)) return false;
     return true;
 }
 
-/* Addresses are constants, so a phase is captured once and replayed as it is. */
-static bool capture_phase(struct cuda_context *c, const struct plan_phase *p, cu_replay *replay,
-                          struct jllm_error *e) {
+/* Addresses are constants, so launches are captured once and replayed as they are. */
+static bool capture(struct cuda_context *c, const uint32_t *list, uint32_t first, uint32_t n,
+                    cu_replay *replay, struct jllm_error *e) {
     struct cuda_state *s = c->state;
     cu_graph graph = NULL;
     if (!CALL(cuStreamBeginCapture_v2, s->stream, CU_THIS_THREAD)) return false;
-    bool ok = launch_range(c, p->first_launch, p->n_launches, e);
+    bool ok = launch_some(c, list, first, n, e);
     now_doing(s, "making graphs", "");
     if (ok) ok = CALL(cuStreamEndCapture, s->stream, &graph);
     else s->cu.cuStreamEndCapture(s->stream, &graph);
@@ -583,7 +595,7 @@ static bool capture_phase(struct cuda_context *c, const struct plan_phase *p, cu
 static bool capture_phases(struct cuda_context *c, struct jllm_error *e) {
     const struct plan_view *v = c->state->view;
     for (uint32_t i = 0; c->state->graphs && i < v->n_phases; i++)
-        if (!capture_phase(c, &v->phases[i], &c->replays[i], e)) return false;
+        if (!capture(c, NULL, v->phases[i].first_launch, v->phases[i].n_launches, &c->replays[i], e)) return false;
     return true;
 }
 
@@ -598,6 +610,17 @@ static void bind_args(struct cuda_context *c) {
     }
 }
 
+static bool ring_take(struct cuda_context *c, struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    size_t bytes = PLAN_RING_ENTRIES * sizeof *c->ring;
+    if (!CALL(cuMemHostAlloc, (void **)&c->ring, bytes, CU_HOST_MAPPED) ||
+        !CALL(cuMemHostGetDevicePointer_v2, &c->ring_at, c->ring, 0))
+        return false;
+    memset(c->ring, 0, bytes);
+    c->serial = c->taken = 1;
+    return true;
+}
+
 /* Arena and cache begin as zeros, as they do on a CPU. */
 static bool context_take(struct cuda_context *c, struct jllm_error *e) {
     struct cuda_state *s = c->state;
@@ -610,7 +633,9 @@ static bool context_take(struct cuda_context *c, struct jllm_error *e) {
            region_take(s, &c->step, sizeof *c->step_host, e) &&
            CALL(cuMemHostAlloc, (void **)&c->logits, info->n_vocab * sizeof *c->logits, 0) &&
            CALL(cuMemHostAlloc, (void **)&c->step_host, sizeof *c->step_host, 0) &&
+           ring_take(c, e) &&
            CALL(cuMemsetD8Async, c->arena.at, 0, info->arena_bytes, s->stream) &&
+           CALL(cuMemsetD8Async, c->step.at, 0, sizeof *c->step_host, s->stream) &&
            (!info->cache_bytes ||
             CALL(cuMemsetD8Async, c->cache.at, 0, info->cache_bytes, s->stream));
 }
@@ -627,6 +652,7 @@ static void cuda_context_free(void *context) {
         region_free(s, &c->step);
         if (c->logits) s->cu.cuMemFreeHost(c->logits);
         if (c->step_host) s->cu.cuMemFreeHost(c->step_host);
+        if (c->ring) s->cu.cuMemFreeHost(c->ring);
         cuda_leave(s, true);
     }
     free(c->replays);
@@ -664,20 +690,139 @@ static cu_replay find_replay(const struct cuda_context *c, uint32_t first, uint3
     return NULL;
 }
 
+static bool step_upload(struct cuda_context *c, const struct plan_step *step, struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    size_t bytes = offsetof(struct plan_step, ids) + step->n_tokens * sizeof step->ids[0];
+    memcpy(c->step_host, step, bytes);
+    c->step_host->ring = c->ring_at;
+    c->step_host->serial = c->taken = c->serial;
+    return CALL(cuMemcpyHtoDAsync_v2, c->step.at, c->step_host, bytes, s->stream);
+}
+
+static const char hint[] = " (launches one at a time would name the kernel)";
+
+/* Each start has at most one choice, whose number is its own even when it is never made. */
+static bool enqueue(struct cuda_context *c, const struct plan_step *step, uint32_t first, uint32_t n,
+                    struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    cu_replay replay = find_replay(c, first, n);
+    now_doing(s, "running a phase", "");
+    bool ok = (!step || step_upload(c, step, e)) &&
+              (replay ? CALL(cuGraphLaunch, replay, s->stream) : launch_some(c, NULL, first, n, e));
+    c->serial++;
+    return ok;
+}
+
+/* What was not taken is forgotten: the next step that is uploaded begins with numbers of its own. */
+static bool await_all(struct cuda_context *c, struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    if (!s->single) now_doing(s, "running a phase", hint);
+    return CALL(cuStreamSynchronize, s->stream);
+}
+
 static bool cuda_run(void *context, const struct plan_step *step, uint32_t first, uint32_t n,
                      struct jllm_error *e) {
     struct cuda_context *c = context;
+    if (!cuda_enter(c->state, e)) return false;
+    return cuda_leave(c->state, enqueue(c, step, first, n, e) && await_all(c, e));
+}
+
+static bool cuda_start(void *context, const struct plan_step *step, uint32_t first, uint32_t n,
+                       struct jllm_error *e) {
+    struct cuda_context *c = context;
+    return cuda_enter(c->state, e) && cuda_leave(c->state, enqueue(c, step, first, n, e));
+}
+
+static bool cuda_finish(void *context, struct jllm_error *e) {
+    struct cuda_context *c = context;
+    return cuda_enter(c->state, e) && cuda_leave(c->state, await_all(c, e));
+}
+
+/* Asks often at first, then gives up the core in between: a step ahead is under way, so that a choice read a little late
+ * holds up nobody. */
+static cu_result ask_again(struct cuda_state *s, uint32_t times) {
+    enum { AT_ONCE = 100 };
+    if (times > AT_ONCE) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    return s->cu.cuStreamQuery(s->stream);
+}
+
+static bool cuda_take(void *context, int32_t *id, struct jllm_error *e) {
+    struct cuda_context *c = context;
     struct cuda_state *s = c->state;
-    cu_replay replay = find_replay(c, first, n);
-    size_t bytes = offsetof(struct plan_step, ids) + step->n_tokens * sizeof step->ids[0];
+    const uint64_t *entry = &c->ring[c->taken % PLAN_RING_ENTRIES];
+    uint64_t seen;
+    cu_result r = CU_NOT_READY;
     if (!cuda_enter(s, e)) return false;
-    memcpy(c->step_host, step, bytes);
-    now_doing(s, "running a phase", "");
-    bool ok = CALL(cuMemcpyHtoDAsync_v2, c->step.at, c->step_host, bytes, s->stream) &&
-              (replay ? CALL(cuGraphLaunch, replay, s->stream) : launch_range(c, first, n, e));
-    if (!s->single && ok)
-        now_doing(s, "running a phase", " (launches one at a time would name the kernel)");
-    return cuda_leave(s, ok && CALL(cuStreamSynchronize, s->stream));
+    now_doing(s, "running a phase", s->single ? "" : hint);
+    for (uint32_t i = 0; (seen = __atomic_load_n(entry, __ATOMIC_ACQUIRE)) >> 32 != c->taken && r == CU_NOT_READY; i++)
+        r = ask_again(s, i);
+    if (seen >> 32 == c->taken) {
+        c->taken++;
+        *id = (uint32_t)seen == PLAN_ID_BAD ? -1 : (int32_t)(uint32_t)seen;
+        return cuda_leave(s, true);
+    }
+    if (cuda_ok(s, r, "cuStreamQuery", e))
+        error_set(e, JLLM_BAD_PLAN, "the plan's decode phase ended without a choice: compile it again");
+    return cuda_leave(s, false);
+}
+
+/* ---- times ---- */
+
+enum { MARKS_MAX = 65 };
+
+/* Microseconds between neighbours of marks[n + 1], all recorded. */
+static bool read_marks(struct cuda_state *s, const cu_event *marks, uint32_t n, double *us, struct jllm_error *e) {
+    float ms = 0;
+    if (!CALL(cuStreamSynchronize, s->stream)) return false;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!CALL(cuEventElapsedTime, &ms, marks[i], marks[i + 1])) return false;
+        us[i] = 1e3 * (double)ms;
+    }
+    return true;
+}
+
+static bool time_each(struct cuda_context *c, const cu_event *marks, const uint32_t *launches, uint32_t n, double *us,
+                      struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    for (uint32_t done = 0, now; done < n; done += now) {
+        now = n - done < MARKS_MAX - 1 ? n - done : MARKS_MAX - 1;
+        if (!CALL(cuEventRecord, marks[0], s->stream)) return false;
+        for (uint32_t i = 0; i < now; i++)
+            if (!launch(c, launches[done + i], e) || !CALL(cuEventRecord, marks[i + 1], s->stream)) return false;
+        if (!read_marks(s, marks, now, us + done, e)) return false;
+    }
+    return true;
+}
+
+/* As one graph where passes are: launched one by one, short kernels would wait for the host. */
+static bool time_all(struct cuda_context *c, const cu_event *marks, const uint32_t *launches, uint32_t n, double *us,
+                     struct jllm_error *e) {
+    struct cuda_state *s = c->state;
+    cu_replay replay = NULL;
+    bool ok = (!s->graphs || capture(c, launches, 0, n, &replay, e)) && CALL(cuEventRecord, marks[0], s->stream) &&
+              (replay ? CALL(cuGraphLaunch, replay, s->stream) : launch_some(c, launches, 0, n, e)) &&
+              CALL(cuEventRecord, marks[1], s->stream) && read_marks(s, marks, 1, us, e);
+    if (!ok) s->cu.cuStreamSynchronize(s->stream);
+    if (replay) s->cu.cuGraphExecDestroy(replay);
+    return ok;
+}
+
+static bool cuda_time(void *context, const struct plan_step *step, const uint32_t *launches, uint32_t n, bool together,
+                      double *us, struct jllm_error *e) {
+    struct cuda_context *c = context;
+    struct cuda_state *s = c->state;
+    cu_event marks[MARKS_MAX] = {0};
+    uint32_t n_marks = together ? 2 : n < MARKS_MAX ? n + 1 : MARKS_MAX;
+    bool ok = true;
+    if (!cuda_enter(s, e)) return false;
+    now_doing(s, "taking times", "");
+    for (uint32_t i = 0; i < n_marks && ok; i++) ok = CALL(cuEventCreate, &marks[i], 0);
+    ok = ok && step_upload(c, step, e) && (together ? time_all : time_each)(c, marks, launches, n, us, e);
+    s->cu.cuStreamSynchronize(s->stream);   /* whatever failed */
+    for (uint32_t i = 0; i < n_marks; i++)
+        if (marks[i]) s->cu.cuEventDestroy_v2(marks[i]);
+    c->serial += n;                         /* each may have been a choice */
+    return cuda_leave(s, ok);
 }
 
 static bool copy_out(struct cuda_context *c, void *to, cu_address from, uint64_t bytes,
@@ -730,4 +875,8 @@ const struct device_ops device_cuda = {
     .write = cuda_write,
     .read = cuda_read,
     .logits = cuda_logits,
+    .start = cuda_start,
+    .take = cuda_take,
+    .finish = cuda_finish,
+    .time = cuda_time,
 };

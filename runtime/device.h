@@ -15,7 +15,7 @@
     X(KERNELS, struct plan_kernel, kernels, 1u, PLAN_KERNELS_MAX)                               \
     X(ARGS, struct plan_arg, args, 0u, PLAN_LAUNCHES_MAX * PLAN_ARGS_MAX)                       \
     X(LAUNCHES, struct plan_launch, launches, 1u, PLAN_LAUNCHES_MAX)                            \
-    X(PHASES, struct plan_phase, phases, 3u, PLAN_BUCKETS_MAX + 3)                              \
+    X(PHASES, struct plan_phase, phases, 3u, PLAN_BUCKETS_MAX + 4)                              \
     X(COVER, uint16_t, cover, 2u, PLAN_CTX_MAX + 1)                                             \
     X(WEIGHTS, struct plan_piece, pieces, 0u, PLAN_PIECES_MAX)                                  \
     X(MEMORY, struct plan_memory, memory, 0u, PLAN_PIECES_MAX)                                  \
@@ -38,6 +38,7 @@ struct plan_view {
 #undef X
     const struct plan_test_model *test_model;
     uint32_t head_phase, decode_phase;         /* indices into phases */
+    uint32_t candidates_phase;                 /* UINT32_MAX: none */
 };
 
 /* One per kind of device. A state holds what sessions share (code, threads); a context what one session has. */
@@ -57,6 +58,17 @@ struct device_ops {
     /* NULL and *e when the device has failed. */
     const float *(*logits)(void *context, struct jllm_error *e);
     bool logits_are_near;   /* looking at them costs no copy, so they are checked after every run */
+    /* For a device that chooses tokens itself (plan_step.advance); NULL for others. start puts launches behind those that
+     * were started before and does not wait; without a step it goes on from where the last choice left it. take waits for
+     * the next choice that has not been taken: its id, -1 where a logit was not finite. finish waits for all that was
+     * started, and what has not been taken is forgotten; it is called whatever failed. */
+    bool (*start)(void *context, const struct plan_step *step, uint32_t first, uint32_t n, struct jllm_error *e);
+    bool (*take)(void *context, int32_t *id, struct jllm_error *e);
+    bool (*finish)(void *context, struct jllm_error *e);
+    /* Microseconds of launches[n], which run in this order: us[n], of each, or us[1], of all of them as close together as in
+     * a pass. NULL: a clock around run serves. What it takes for that is given back before it returns. */
+    bool (*time)(void *context, const struct plan_step *step, const uint32_t *launches, uint32_t n, bool together, double *us,
+                 struct jllm_error *e);
 };
 extern const struct device_ops device_cpu, device_cuda;
 

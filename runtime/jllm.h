@@ -53,6 +53,7 @@ struct jllm_info {
     uint32_t n_vocab, n_layer, n_embd, ctx_max, ctx_train;
     const char *device_name;  /* "NVIDIA H200"; "" for a CPU */
     double peak_gbps;         /* the device's memory bandwidth by its own account; 0: unknown */
+    uint32_t n_units;         /* multiprocessors of a GPU that this process may use; 0 for a CPU */
     uint32_t n_threads;
     uint64_t plan_bytes, weights_bytes, arena_bytes, cache_bytes;
     uint64_t decode_bytes;    /* weight bytes read by one decode step */
@@ -100,6 +101,22 @@ JLLM_API bool jllm_prefill_rows(struct jllm_session *s, const int32_t *ids, size
 /* Append one token and compute its logits. */
 JLLM_API bool jllm_decode(struct jllm_session *s, int32_t id, struct jllm_error *e);
 
+/* Greedy generation: append `id`, then every chosen token in turn; the choice is the largest logit, of equal ones the lowest
+ * id. `token` is called with each choice in order and may call jllm_position alone on the session. It ends with the first
+ * choice for which `token` is false or that is one of stop_ids (at most JLLM_STOP_IDS_MAX), after n_max choices (at least
+ * 1), or when the context is full. Afterwards the last choice is not part of the sequence, as if it had been made from
+ * jllm_logits, which are those that it was made from; it can be appended like any token. On a GPU the next step is under way
+ * before a choice is read. False on failure: the session has failed (jllm_session_failure), or nothing was changed. */
+enum { JLLM_STOP_IDS_MAX = 16 };
+JLLM_API bool jllm_generate(struct jllm_session *s, int32_t id, size_t n_max, const int32_t *stop_ids, size_t n_stop,
+                            bool (*token)(void *user, int32_t id), void *user, struct jllm_error *e);
+
+/* The k (1 to JLLM_CANDIDATES_MAX) largest logits of the last token appended, descending, of equal ones the lowest id first;
+ * -0 comes as 0. Returns how many there are: k, or n_vocab where that is less; 0 on failure. On a GPU they are found there. */
+enum { JLLM_CANDIDATES_MAX = 64 };
+struct jllm_candidate { int32_t id; float logit; };
+JLLM_API size_t jllm_candidates(struct jllm_session *s, struct jllm_candidate out[], size_t k, struct jllm_error *e);
+
 /* float[n_vocab] of the last token appended; NULL before the first. Valid until the next call on the session.
  * On a GPU this is what fetches and checks them, as nothing else needs them: NULL also when they are not finite
  * or cannot be copied. The session has then failed (jllm_session_failure), as if the call before had. */
@@ -121,6 +138,13 @@ struct jllm_stats {
     uint64_t weight_bytes;    /* read by all passes together */
 };
 JLLM_API struct jllm_stats jllm_session_stats(const struct jllm_session *s);
+
+/* Where time goes: microseconds of launches[n], indices into the plan's launches, all of one phase, which run in this order
+ * at the session's position with as many tokens as the phase takes. `together`: us[0], of all of them, as close together as
+ * in a pass; else us[n], of each. Medians of `repetitions` runs, after a pass of the whole phase and one run that is not
+ * counted. us has room for repetitions * (together ? 1 : n) numbers. The sequence stays, its logits are gone. */
+JLLM_API bool jllm_time(struct jllm_session *s, const uint32_t *launches, size_t n, bool together, size_t repetitions,
+                        double *us, struct jllm_error *e);
 
 #ifdef __cplusplus
 }

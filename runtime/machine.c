@@ -45,11 +45,16 @@ enum plan_isa machine_isa(void) {
     return PLAN_ISA_AARCH64;
 }
 
-/* Bits of asm/hwcap.h, whose names older headers lack. */
+/* The kernel says what it and the CPU give. Bits of asm/hwcap.h by number, since older headers lack names of HWCAP2. */
 uint64_t machine_features(void) {
-    uint64_t a = getauxval(AT_HWCAP), b = getauxval(AT_HWCAP2);
-    return (a >> 1 & 1) << 32 | (a >> 10 & 1) << 33 | (a >> 20 & 1) << 34 | (b >> 13 & 1) << 35 |
-           (a >> 22 & 1) << 36;
+    static const struct { uint8_t feature, word, bit; } table[] = {
+        {32, 0, 1}, {33, 0, 10}, {34, 0, 20}, {35, 1, 13}, {36, 0, 22},
+    };
+    const uint64_t words[2] = {getauxval(AT_HWCAP), getauxval(AT_HWCAP2)};
+    uint64_t features = 0;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        features |= (words[table[i].word] >> table[i].bit & 1) << table[i].feature;
+    return features;
 }
 #else
 #error "no plans exist for this instruction set"

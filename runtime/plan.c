@@ -237,7 +237,7 @@ static bool check_info(const struct plan_view *v, struct jllm_error *e) {
     WANT("info", 0, n->n_tokens_max && n->n_tokens_max <= PLAN_TOKENS_MAX);
     WANT("info", 0, n->arena_bytes <= PLAN_BYTES_MAX && n->cache_bytes <= PLAN_BYTES_MAX);
     WANT("info", 0, n->hidden_offset % PLAN_ARENA_ALIGN == 0);
-    WANT("info", 0, n->logits_offset % PLAN_ARENA_ALIGN == 0);
+    WANT("info", 0, n->logits_offset % PLAN_ARENA_ALIGN == 0 && n->candidates_offset % PLAN_ARENA_ALIGN == 0);
     WANT("info", 0, fits(n->hidden_offset, 4ull * n->n_tokens_max * n->n_embd, n->arena_bytes));
     WANT("info", 0, fits(n->logits_offset, 4ull * n->n_vocab, n->arena_bytes));
     return true;
@@ -262,6 +262,7 @@ static bool check_kernels(const struct plan_view *v, struct jllm_error *e) {
     for (uint32_t i = 0; i < v->n_kernels; i++) {
         const struct plan_kernel *k = &v->kernels[i];
         WANT("kernel", i, is_string(v, k->name) && is_string(v, k->detail));
+        WANT("kernel", i, is_string(v, k->template_name) && is_string(v, k->quant));
         WANT("kernel", i, fits(k->code_offset, k->code_bytes, v->n_code));
         WANT("kernel", i, k->entry < k->code_bytes && k->code_offset % align == 0);
     }
@@ -304,23 +305,29 @@ static bool check_launches(const struct plan_view *v, struct jllm_error *e) {
     return true;
 }
 
-/* Prefill phases ascend from one token to n_tokens_max; head and decode stand once and take one. */
+/* Prefill phases ascend from one token to n_tokens_max; head and decode stand once and take one, and so does candidates
+ * where there is one. */
 static bool check_phases(struct plan_view *v, struct jllm_error *e) {
-    uint32_t n_of_kind[PLAN_PHASE_DECODE + 1] = {0}, bucket = 0;
+    uint32_t n_of_kind[PLAN_PHASE_CANDIDATES + 1] = {0}, bucket = 0;
+    v->candidates_phase = UINT32_MAX;
     for (uint32_t i = 0; i < v->n_phases; i++) {
         const struct plan_phase *p = &v->phases[i];
-        WANT("phase", i, p->kind >= PLAN_PHASE_PREFILL && p->kind <= PLAN_PHASE_DECODE);
+        WANT("phase", i, p->kind >= PLAN_PHASE_PREFILL && p->kind <= PLAN_PHASE_CANDIDATES);
         WANT("phase", i, p->n_launches && fits(p->first_launch, p->n_launches, v->n_launches));
         WANT("phase", i, v->launches[p->first_launch].flags & PLAN_LAUNCH_BARRIER);
         n_of_kind[p->kind]++;
         if (p->kind == PLAN_PHASE_HEAD) v->head_phase = i;
         if (p->kind == PLAN_PHASE_DECODE) v->decode_phase = i;
+        if (p->kind == PLAN_PHASE_CANDIDATES) v->candidates_phase = i;
         if (p->kind != PLAN_PHASE_PREFILL || !bucket) WANT("phase", i, p->n_tokens == 1);
         else WANT("phase", i, p->n_tokens > bucket && p->n_tokens <= v->info->n_tokens_max);
         if (p->kind == PLAN_PHASE_PREFILL) bucket = p->n_tokens;
     }
     WANT("phases", v->n_phases, n_of_kind[PLAN_PHASE_HEAD] == 1);
     WANT("phases", v->n_phases, n_of_kind[PLAN_PHASE_DECODE] == 1);
+    WANT("phases", v->n_phases, n_of_kind[PLAN_PHASE_CANDIDATES] <= 1);
+    if (n_of_kind[PLAN_PHASE_CANDIDATES])
+        WANT("info", 0, fits(v->info->candidates_offset, 8 * PLAN_CANDIDATES_MAX, v->info->arena_bytes));
     WANT("phases", v->n_phases, bucket == v->info->n_tokens_max);
     for (uint32_t i = 1; i <= v->info->ctx_max; i++) {
         WANT("cover", i, v->cover[i] < v->n_phases);

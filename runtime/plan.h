@@ -19,13 +19,14 @@
 /* A byte above 127 (7-bit transfer), CR LF and a lone LF (text mode), Ctrl-Z (DOS type): as PNG. */
 #define PLAN_MAGIC "\x89JLM\r\n\x1a\n"
 enum {
-    PLAN_VERSION = 1,
+    PLAN_VERSION = 2,
     PLAN_HEADER_BYTES = 4096,
     PLAN_WEIGHT_ALIGN = 4096,  /* of a piece, so that a piece can be mapped or read with O_DIRECT */
     PLAN_SECTION_ALIGN = 64,   /* of a section within the tail */
     PLAN_CODE_ALIGN = 4096,    /* of a CPU kernel's image within the code section */
     PLAN_ARENA_ALIGN = 64,     /* of every value in arena and cache */
     PLAN_TOKENS_MAX = 512,     /* largest bucket */
+    PLAN_COUNTERS_MAX = 4096,
     PLAN_BUCKETS_MAX = 32,
     PLAN_ARGS_MAX = 24,        /* arguments of one launch */
     PLAN_KERNELS_MAX = 1 << 16,
@@ -35,6 +36,9 @@ enum {
     PLAN_CTX_MAX = 1 << 24,
     PLAN_CHUNKS_MAX = (1 << 24) - 4096,  /* cpu: chunks of the launches between two barriers */
     PLAN_THREADS_MAX = 256,
+    PLAN_STOP_IDS_MAX = 16,    /* ids that end a generation on the device */
+    PLAN_RING_ENTRIES = 16,    /* choices that the host may be behind */
+    PLAN_CANDIDATES_MAX = 64,
 };
 #define PLAN_BYTES_MAX ((uint64_t)1 << 46)  /* of anything: sums of two never overflow */
 
@@ -77,6 +81,7 @@ enum plan_section_kind {
     PLAN_TEST_INPUTS, /* struct plan_test_input[] */
     PLAN_TEST_VALUES, /* struct plan_test_value[] */
     PLAN_TEST_MODEL,  /* struct plan_test_model, then ids and values: the whole model on a few tokens */
+    PLAN_FORECAST,    /* optional, one struct plan_forecast: what the spec's facts say this plan takes */
     PLAN_SECTION_KINDS
 };
 enum { PLAN_SECTION_OPTIONAL = 1 };   /* a reader that does not know the kind may ignore it */
@@ -120,6 +125,7 @@ struct plan_info {
     uint64_t cache_bytes;     /* K and V of a session */
     uint64_t logits_offset;   /* in the arena: float[n_vocab] after head or decode */
     uint64_t hidden_offset;   /* in the arena: float[n_tokens_max][n_embd], the residual stream */
+    uint64_t candidates_offset;   /* in the arena: uint64_t[PLAN_CANDIDATES_MAX] after candidates; 0 without that phase */
     uint64_t decode_bytes;    /* weight and constant bytes that one decode step reads */
     uint64_t macs_per_token;  /* multiply-adds of weight matrices for one token, head excluded */
     /* offsets into PLAN_STRINGS */
@@ -134,7 +140,10 @@ struct plan_kernel {
     uint64_t code_bytes;
     uint64_t entry;           /* from code_offset */
     struct plan_hash source_hash;  /* key of the kernel cache */
-    uint32_t registers, spill_bytes, shared_bytes, reserved; /* cuda */
+    uint32_t registers, spill_bytes, shared_bytes; /* cuda */
+    uint32_t template_name;   /* PLAN_STRINGS: "matmul" */
+    uint32_t quant;           /* PLAN_STRINGS: type of its matrix, "" without one */
+    uint32_t m, k, n;         /* what it was specialised for: rows and columns of the matrix, tokens; 0: does not apply */
 };
 
 enum plan_space {             /* what an argument's offset counts from */
@@ -163,10 +172,11 @@ struct plan_launch {
     uint64_t flops;
 };
 
-enum plan_phase_kind { PLAN_PHASE_PREFILL = 1, PLAN_PHASE_HEAD, PLAN_PHASE_DECODE };
+/* Candidates: the largest logits, run when somebody asks for them. Optional: without it the host looks at the logits. */
+enum plan_phase_kind { PLAN_PHASE_PREFILL = 1, PLAN_PHASE_HEAD, PLAN_PHASE_DECODE, PLAN_PHASE_CANDIDATES };
 struct plan_phase {
     uint32_t kind;
-    uint32_t n_tokens;        /* most tokens that it takes; 1 for head and decode */
+    uint32_t n_tokens;        /* most tokens that it takes; 1 for all but prefill */
     uint32_t first_launch, n_launches;
     uint64_t cost_ns;         /* modelled or measured; what the cover was made from */
 };
@@ -228,18 +238,74 @@ struct plan_test_model {      /* int32_t ids[n_tokens]; struct { uint32_t id; fl
     uint32_t top1;            /* id of the largest logit */
 };
 
+/* The spec's facts that predictions divide by (docs/prediction.md); 0: not stated, and then nothing is bound by it. */
+struct plan_rates {
+    double dram_gbps;         /* what memory can do, */
+    double dram_share;        /* and the share of it that kernels reading weights, */
+    double cache_share;       /* and keys and values, get */
+    double peak_gflops;       /* what the device can do, */
+    double gflops;            /* and what matrix kernels do with many tokens */
+    double gweights;          /* 10^9 weights a second that matrix kernels unpack, for however few tokens */
+    double barrier_us;        /* a launch that waits for those before it, */
+    double barrier_token_us;  /* and what each token of a pass adds to that */
+    double load_gbps;         /* from storage into the device's memory */
+    double cache_bytes;       /* of the last cache: when a decode step reads no more, memory binds nothing */
+};
+enum { PLAN_FORECAST_PROMPT = 33 };
+/* Nothing that runs depends on it. Floors are what no kernel can be faster than: bytes over dram_gbps, flops over
+ * peak_gflops; the rest is what is expected. */
+struct plan_forecast {
+    struct plan_rates rates;
+    double decode_floor_ns, decode_ns;       /* one step with an empty cache, */
+    double position_floor_ns, position_ns;   /* and what each position of the cache adds */
+    double prompt_ns;         /* a prompt of PLAN_FORECAST_PROMPT tokens, to its logits */
+    double load_ns;           /* 0: not known */
+    uint32_t sms, bound;      /* bound: enum cost_bound of a decode step, in the compiler's cost.h */
+};
+
 /* What changes from step to step; the only thing besides arena and cache that a kernel may see change. */
 struct plan_step {
     uint32_t n_tokens;        /* tokens in this pass, 1..the phase's n_tokens; kernels skip the rest */
     uint32_t pos;             /* cache position of the first of them */
     uint32_t row;             /* head: the row of the residual stream whose logits are wanted */
-    uint32_t stop;
+    uint32_t stop;            /* cuda: not 0, kernels leave everything as it is */
+    /* cuda, of a decode phase that chooses its next token itself: */
+    uint32_t advance;         /* 0: its last launch, the choice, does nothing */
+    uint32_t limit;           /* stop when pos gets there */
+    uint32_t n_stop;          /* stop when one of stop_ids is chosen */
+    uint32_t serial;          /* of the next choice, counted from 1 */
+    uint64_t ring;            /* device address of uint64_t[PLAN_RING_ENTRIES] in the host's memory */
+    uint32_t arrived;         /* blocks of the choice that are done; 0 between launches */
+    uint32_t reserved;
+    int32_t stop_ids[PLAN_STOP_IDS_MAX];
     int32_t ids[PLAN_TOKENS_MAX];
+    uint32_t counters[PLAN_COUNTERS_MAX];   /* CUDA: of blocks that have arrived; zero between launches */
 };
 
+/* Choosing on the device. A logit's key is larger when the logit is, and of equal logits when the id is lower; -0 is 0, and
+ * all logits that are not finite have PLAN_KEY_BAD, which is larger than any other's:
+ *   key = order << 32 | ~id,  order = bits of the fp32 logit, all flipped where it is negative, else the sign alone
+ * The largest key is the choice. It goes to ring[serial % PLAN_RING_ENTRIES] as serial << 32 | id, with PLAN_ID_BAD for
+ * PLAN_KEY_BAD; then serial + 1, and either stop = 1 (PLAN_ID_BAD) or ids[0] = id, pos + 1 and stop by limit and stop_ids.
+ * A candidates phase leaves the PLAN_CANDIDATES_MAX largest keys in descending order, and 0 where there are none left. */
+#define PLAN_KEY_BAD UINT64_MAX
+#define PLAN_ID_BAD UINT32_MAX
+static inline uint64_t plan_key(float logit, uint32_t id) {
+    union { float f; uint32_t u; } bits = {logit};
+    if ((bits.u & 0x7f800000) == 0x7f800000) return PLAN_KEY_BAD;
+    if (bits.u == 0x80000000) bits.u = 0;
+    return (uint64_t)(bits.u ^ (bits.u >> 31 ? UINT32_MAX : 0x80000000)) << 32 | (uint32_t)~id;
+}
+static inline float plan_key_logit(uint64_t key) {
+    uint32_t order = (uint32_t)(key >> 32);
+    union { uint32_t u; float f; } bits = {order ^ (order >> 31 ? 0x80000000 : UINT32_MAX)};
+    return bits.f;
+}
+static inline int32_t plan_key_id(uint64_t key) { return (int32_t)(uint32_t)~key; }
+
 /* A CUDA kernel is `extern "C" __global__ void NAME(a0, a1, ..., const plan_step *step)`: the launch's arguments in order as
- * pointers, the step last. Its code is a cubin in PLAN_CODE, its name the plan_kernel's name, its grid (items, grid_y,
- * grid_z), its block `chunk` threads, its dynamic shared memory shared_bytes. */
+ * pointers, the step last, which the choice alone changes. Its code is a cubin in PLAN_CODE, its name the plan_kernel's
+ * name, its grid (items, grid_y, grid_z), its block `chunk` threads, its dynamic shared memory shared_bytes. */
 
 /* A CPU kernel does items [first, last) of its launch; nothing is promised about who does which. */
 typedef void plan_cpu_kernel(void *const *args, const struct plan_step *step, uint32_t first, uint32_t last);
@@ -261,8 +327,8 @@ _Static_assert(sizeof(struct plan_slot) == 64, "slot");
 _Static_assert(sizeof(struct plan_header) == 64 + 2 * 64, "header");
 _Static_assert(sizeof(struct plan_section) == 32, "section");
 _Static_assert(sizeof(struct plan_tail) == 8, "tail");
-_Static_assert(sizeof(struct plan_info) == 8 + 8 + 8 + 24 + 48 + 32, "info");
-_Static_assert(sizeof(struct plan_kernel) == 64, "kernel");
+_Static_assert(sizeof(struct plan_info) == 8 + 8 + 8 + 24 + 56 + 32, "info");
+_Static_assert(sizeof(struct plan_kernel) == 80, "kernel");
 _Static_assert(sizeof(struct plan_arg) == 24, "arg");
 _Static_assert(sizeof(struct plan_launch) == 64, "launch");
 _Static_assert(sizeof(struct plan_phase) == 24, "phase");
@@ -272,5 +338,7 @@ _Static_assert(sizeof(struct plan_test) == 64, "test");
 _Static_assert(sizeof(struct plan_test_input) == 32, "test input");
 _Static_assert(sizeof(struct plan_test_value) == 16, "test value");
 _Static_assert(sizeof(struct plan_test_model) == 16, "test model");
+_Static_assert(sizeof(struct plan_step) == 112 + 4 * PLAN_TOKENS_MAX + 4 * PLAN_COUNTERS_MAX, "step");
+_Static_assert(sizeof(struct plan_forecast) == 10 * 8 + 6 * 8 + 8, "forecast");
 
 #endif

@@ -9,6 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+_Static_assert(JLLM_STOP_IDS_MAX == (int)PLAN_STOP_IDS_MAX && JLLM_CANDIDATES_MAX == (int)PLAN_CANDIDATES_MAX, "limits");
 
 struct jllm_session {
     struct jllm_plan *plan;
@@ -16,9 +19,13 @@ struct jllm_session {
     size_t position;
     bool has_logits;
     const float *logits;        /* fetched and found finite; else NULL */
+    int32_t last;               /* after a generation: the last token appended, */
+    bool ran_ahead;             /* and the device has gone one token further, so its logits are not ours */
     struct jllm_error failed;   /* JLLM_OK: has not */
     struct jllm_stats stats;
     struct plan_step step;
+    /* Where copies from the device go: one that is said to have failed may come later all the same. */
+    union { uint64_t keys[PLAN_CANDIDATES_MAX]; float x[2 * PLAN_CANDIDATES_MAX]; } landing;
 };
 
 /* The plan's device, which is not chosen here, only asserted. */
@@ -131,11 +138,16 @@ static bool check_tokens(const struct jllm_session *s, const int32_t *ids, size_
     return true;
 }
 
+static uint64_t phase_bytes(const struct plan_view *v, const struct plan_phase *p) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->n_launches; i++) bytes += v->launches[p->first_launch + i].bytes;
+    return bytes;
+}
+
 static bool run_phase(struct jllm_session *s, uint32_t index, struct jllm_error *e) {
     const struct plan_view *v = &s->plan->view;
     const struct plan_phase *p = &v->phases[index];
-    for (uint32_t i = 0; i < p->n_launches; i++)
-        s->stats.weight_bytes += v->launches[p->first_launch + i].bytes;
+    s->stats.weight_bytes += phase_bytes(v, p);
     return s->plan->ops->run(s->context, &s->step, p->first_launch, p->n_launches, e);
 }
 
@@ -154,9 +166,9 @@ static bool all_finite(const float *x, size_t n) {
 static bool residual_is_finite(struct jllm_session *s) {
     const struct plan_info *info = s->plan->view.info;
     uint64_t row_bytes = info->n_embd * 4ull;
-    float x[256];
-    for (uint64_t i = 0; i < row_bytes; i += sizeof x) {
-        uint64_t n = row_bytes - i < sizeof x ? row_bytes - i : sizeof x;
+    float *x = s->landing.x;
+    for (uint64_t i = 0; i < row_bytes; i += sizeof s->landing.x) {
+        uint64_t n = row_bytes - i < sizeof s->landing.x ? row_bytes - i : sizeof s->landing.x;
         uint64_t at = info->hidden_offset + s->step.row * row_bytes + i;
         if (!s->plan->ops->read(s->context, PLAN_SPACE_ARENA, at, x, n, NULL) ||
             !all_finite(x, n / 4))
@@ -165,16 +177,18 @@ static bool residual_is_finite(struct jllm_session *s) {
     return true;
 }
 
+static bool not_finite(struct jllm_session *s, struct jllm_error *e) {
+    return error_set(e, JLLM_NOT_FINITE, "%s of token %u is not finite: nothing after it can be "
+                     "trusted: run the plan's self-test",
+                     residual_is_finite(s) ? "a logit" : "the residual stream",
+                     s->step.pos + s->step.row);
+}
+
 static bool fetch_logits(struct jllm_session *s, struct jllm_error *e) {
-    const struct device_ops *ops = s->plan->ops;
     if (s->logits) return true;
-    const float *logits = ops->logits(s->context, e);
+    const float *logits = s->plan->ops->logits(s->context, e);
     if (!logits) return false;
-    if (!all_finite(logits, s->plan->view.info->n_vocab))
-        return error_set(e, JLLM_NOT_FINITE, "%s of token %u is not finite: nothing after it can be "
-                         "trusted: run the plan's self-test",
-                         residual_is_finite(s) ? "a logit" : "the residual stream",
-                         s->step.pos + s->step.row);
+    if (!all_finite(logits, s->plan->view.info->n_vocab)) return not_finite(s, e);
     s->logits = logits;
     return true;
 }
@@ -191,6 +205,7 @@ static void step_set(struct jllm_session *s, const int32_t *ids, uint32_t n) {
     s->step.n_tokens = n;
     s->step.pos = (uint32_t)s->position;
     s->step.row = 0;
+    s->ran_ahead = false;
     memcpy(s->step.ids, ids, n * sizeof *ids);
 }
 
@@ -238,9 +253,221 @@ bool jllm_decode(struct jllm_session *s, int32_t id, struct jllm_error *e) {
     return true;
 }
 
+/* ---- choosing ---- */
+
+/* What a generation is asked for. */
+struct generation {
+    size_t n_max;
+    const int32_t *stop_ids;
+    size_t n_stop;
+    bool (*token)(void *user, int32_t id);
+    void *user;
+};
+
+static bool is_stop(const struct generation *g, int32_t id) {
+    for (size_t i = 0; i < g->n_stop; i++)
+        if (g->stop_ids[i] == id) return true;
+    return false;
+}
+
+static bool start_decode(struct jllm_session *s, const struct plan_step *step, struct jllm_error *e) {
+    const struct plan_phase *p = &s->plan->view.phases[s->plan->view.decode_phase];
+    return s->plan->ops->start(s->context, step, p->first_launch, p->n_launches, e);
+}
+
+/* The choice of the step that runs; the one after it, if there is to be one, is started before. */
+static bool take_choice(struct jllm_session *s, bool last, int32_t *chosen, struct jllm_error *e) {
+    const struct plan_view *v = &s->plan->view;
+    if ((!last && !start_decode(s, NULL, e)) || !s->plan->ops->take(s->context, chosen, e)) return false;
+    s->stats.weight_bytes += phase_bytes(v, &v->phases[v->decode_phase]);
+    s->step.pos = (uint32_t)s->position;
+    return *chosen >= 0 || not_finite(s, e);
+}
+
+static bool make_choice(struct jllm_session *s, int32_t id, int32_t *chosen, struct jllm_error *e) {
+    step_set(s, &id, 1);
+    s->logits = NULL;
+    if (!run_phase(s, s->plan->view.decode_phase, e) || !fetch_logits(s, e)) return false;
+    *chosen = 0;
+    for (int32_t i = 1; i < (int32_t)s->plan->view.info->n_vocab; i++)
+        if (s->logits[i] > s->logits[*chosen]) *chosen = i;
+    return true;
+}
+
+/* One choice after the other. A step that was started for nothing does nothing when the device ended by itself (stop_ids);
+ * when `token` ended it, the step is undone by not counting it. */
+static bool generate(struct jllm_session *s, int32_t id, const struct generation *g, struct jllm_error *e) {
+    bool ahead = s->plan->ops->start, go_on = true, stopped = false, last = false;
+    if (ahead && !start_decode(s, &s->step, e)) return false;
+    for (size_t i = 1; go_on && !stopped && !last; i++) {
+        int32_t chosen;
+        last = i == g->n_max;
+        if (!(ahead ? take_choice(s, last, &chosen, e) : make_choice(s, id, &chosen, e))) return false;
+        s->last = id;
+        s->position++;
+        s->stats.decode_steps++;
+        go_on = g->token(g->user, chosen);
+        stopped = is_stop(g, chosen);
+        id = chosen;
+    }
+    s->ran_ahead = ahead && !last && !stopped;
+    return true;
+}
+
+static void step_set_choosing(struct jllm_session *s, int32_t id, const struct generation *g) {
+    step_set(s, &id, 1);
+    s->step.advance = 1;
+    s->step.limit = (uint32_t)(s->position + g->n_max);
+    s->step.n_stop = (uint32_t)g->n_stop;
+    if (g->n_stop) memcpy(s->step.stop_ids, g->stop_ids, g->n_stop * sizeof *g->stop_ids);
+}
+
+bool jllm_generate(struct jllm_session *s, int32_t id, size_t n_max, const int32_t *stop_ids, size_t n_stop,
+                   bool (*token)(void *user, int32_t id), void *user, struct jllm_error *e) {
+    struct generation g = {n_max, stop_ids, n_stop, token, user};
+    if (!check_tokens(s, &id, 1, e)) return false;
+    if (!n_max || n_stop > PLAN_STOP_IDS_MAX)
+        return error_set(e, JLLM_BAD_USE, "%zu tokens were asked for and %zu ids to stop at: at least one, and at most %d",
+                         n_max, n_stop, PLAN_STOP_IDS_MAX);
+    size_t room = s->plan->view.info->ctx_max - s->position;
+    if (g.n_max > room) g.n_max = room;
+    step_set_choosing(s, id, &g);
+    s->has_logits = false;
+    s->logits = NULL;
+    bool ok = generate(s, id, &g, &s->failed);
+    if (s->plan->ops->finish && !s->plan->ops->finish(s->context, ok ? &s->failed : NULL)) ok = false;
+    s->step.advance = 0;
+    s->has_logits = ok;
+    return ok || session_fail(s, e);
+}
+
+/* The last token's step again, which gives the same bits, where the device has gone further. */
+static bool restore_logits(struct jllm_session *s, struct jllm_error *e) {
+    const struct plan_phase *p = &s->plan->view.phases[s->plan->view.decode_phase];
+    if (!s->ran_ahead) return true;
+    step_set(s, &s->last, 1);
+    s->step.pos--;
+    return s->plan->ops->run(s->context, &s->step, p->first_launch, p->n_launches, e);
+}
+
+/* The largest of all keys, as the device finds them. */
+static void keys_select(uint64_t *keys, size_t k, const float *logits, uint32_t n) {
+    memset(keys, 0, k * sizeof *keys);
+    for (uint32_t id = 0; id < n; id++) {
+        uint64_t key = plan_key(logits[id], id);
+        size_t at = k;
+        if (key <= keys[k - 1]) continue;
+        for (; at > 1 && keys[at - 2] < key; at--) keys[at - 1] = keys[at - 2];
+        keys[at - 1] = key;
+    }
+}
+
+static bool find_keys(struct jllm_session *s, size_t k, struct jllm_error *e) {
+    const struct plan_view *v = &s->plan->view;
+    uint64_t *keys = s->landing.keys;
+    if (!restore_logits(s, e)) return false;
+    if (v->candidates_phase == UINT32_MAX) {
+        if (!fetch_logits(s, e)) return false;
+        keys_select(keys, k, s->logits, v->info->n_vocab);
+        return true;
+    }
+    return run_phase(s, v->candidates_phase, e) &&
+           s->plan->ops->read(s->context, PLAN_SPACE_ARENA, v->info->candidates_offset, keys, k * sizeof *keys, e) &&
+           (keys[0] != PLAN_KEY_BAD || not_finite(s, e));
+}
+
+size_t jllm_candidates(struct jllm_session *s, struct jllm_candidate out[], size_t k, struct jllm_error *e) {
+    const uint64_t *keys = s->landing.keys;
+    uint32_t n_vocab = s->plan->view.info->n_vocab;
+    if (s->failed.code) return error_set(e, s->failed.code, "%s", s->failed.text);
+    if (!s->has_logits || !k || k > PLAN_CANDIDATES_MAX)
+        return error_set(e, JLLM_BAD_USE, s->has_logits ? "%zu candidates were asked for, there are 1 to %d" :
+                         "%zu candidates (of at most %d) were asked for before there is a token", k, PLAN_CANDIDATES_MAX);
+    if (k > n_vocab) k = n_vocab;
+    if (!find_keys(s, k, &s->failed)) return session_fail(s, e);
+    for (size_t i = 0; i < k; i++) out[i] = (struct jllm_candidate){plan_key_id(keys[i]), plan_key_logit(keys[i])};
+    return k;
+}
+
 const float *jllm_logits(struct jllm_session *s) {
-    if (s->has_logits && !fetch_logits(s, &s->failed)) session_fail(s, NULL);
+    if (s->has_logits && !(restore_logits(s, &s->failed) && fetch_logits(s, &s->failed))) session_fail(s, NULL);
     return s->has_logits ? s->logits : NULL;
+}
+
+/* ---- times ---- */
+
+/* The phase that all of these launches belong to; NULL: there is none. */
+static const struct plan_phase *phase_of(const struct plan_view *v, const uint32_t *launches, size_t n) {
+    for (const struct plan_phase *p = v->phases; p < v->phases + v->n_phases; p++) {
+        size_t i = 0;
+        while (i < n && launches[i] - p->first_launch < p->n_launches) i++;
+        if (i == n && n) return p;
+    }
+    return NULL;
+}
+
+static double now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
+}
+
+static bool time_once(struct jllm_session *s, const uint32_t *launches, size_t n, bool together, double *us,
+                      struct jllm_error *e) {
+    const struct device_ops *ops = s->plan->ops;
+    if (ops->time) return ops->time(s->context, &s->step, launches, (uint32_t)n, together, us, e);
+    double from = now_us(), start = from;
+    for (size_t i = 0; i < n; i++) {
+        if (!ops->run(s->context, &s->step, launches[i], 1, e)) return false;
+        double now = now_us();
+        if (!together) us[i] = now - from;
+        from = now;
+    }
+    if (together) us[0] = from - start;
+    return true;
+}
+
+/* Of rows x cols numbers the median of each column, in the first row. */
+static void take_medians(double *x, size_t rows, size_t cols) {
+    for (size_t c = 0; c < cols; c++) {
+        for (size_t i = 1; i < rows; i++)
+            for (size_t j = i; j > 0 && x[j * cols + c] < x[(j - 1) * cols + c]; j--) {
+                double t = x[j * cols + c];
+                x[j * cols + c] = x[(j - 1) * cols + c];
+                x[(j - 1) * cols + c] = t;
+            }
+        x[c] = rows % 2 ? x[rows / 2 * cols + c] : (x[(rows / 2 - 1) * cols + c] + x[rows / 2 * cols + c]) / 2;
+    }
+}
+
+static void step_set_full(struct jllm_session *s, uint32_t n_tokens) {
+    int32_t ids[PLAN_TOKENS_MAX];
+    for (uint32_t i = 0; i < n_tokens; i++) ids[i] = (int32_t)(i % s->plan->view.info->n_vocab);
+    step_set(s, ids, n_tokens);
+    s->step.limit = UINT32_MAX;
+    s->step.n_stop = 0;
+}
+
+bool jllm_time(struct jllm_session *s, const uint32_t *launches, size_t n, bool together, size_t repetitions, double *us,
+               struct jllm_error *e) {
+    const struct plan_info *info = s->plan->view.info;
+    const struct plan_phase *p = phase_of(&s->plan->view, launches, n);
+    size_t cols = together ? 1 : n;
+    if (s->failed.code) return error_set(e, s->failed.code, "%s", s->failed.text);
+    if (!p || !repetitions || n > PLAN_LAUNCHES_MAX || p->n_tokens > info->ctx_max - s->position)
+        return error_set(e, JLLM_BAD_USE, "times are taken of one phase's launches, at least once, where the context has "
+                         "room for its tokens");
+    step_set_full(s, p->n_tokens);
+    s->has_logits = false;
+    s->step.advance = 1;    /* or the choice would not be made */
+    bool ok = s->plan->ops->run(s->context, &s->step, p->first_launch, p->n_launches, &s->failed) &&
+              time_once(s, launches, n, together, us, &s->failed);
+    for (size_t i = 0; i < repetitions && ok; i++)
+        ok = time_once(s, launches, n, together, us + i * cols, &s->failed);
+    s->step.advance = 0;
+    if (!ok) return session_fail(s, e);
+    take_medians(us, repetitions, cols);
+    return true;
 }
 
 const struct jllm_error *jllm_session_failure(const struct jllm_session *s) {

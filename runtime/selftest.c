@@ -203,7 +203,7 @@ static bool kernel_prepare(struct selftest *s, const struct plan_test *t, struct
 static bool kernel_run(struct selftest *s, const struct plan_test *t, struct jllm_error *e) {
     const struct plan_view *v = &s->plan->view;
     const struct plan_arg *out = &v->args[v->launches[t->launch].first_arg + t->out_arg];
-    struct plan_step step = {.n_tokens = t->n_tokens, .pos = t->pos, .row = t->row};
+    struct plan_step step = {.n_tokens = t->n_tokens, .pos = t->pos, .row = t->row, .advance = 1, .limit = UINT32_MAX};
     for (uint32_t i = 0; i < t->n_tokens; i++)
         step.ids[i] = (int32_t)((t->id + 17ull * i) % v->info->n_vocab);
     return s->plan->ops->run(s->context, &step, t->launch, 1, e) &&

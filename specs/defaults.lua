@@ -10,10 +10,16 @@ target {
     sms = 0,
     smem_kib = 0,
     l2_mib = 0,
-    -- The three rates only weigh buckets against each other; these are of a small two-core machine.
+    -- What predictions and the cover of prompts divide by (docs/prediction.md). These are of a small two-core machine.
     dram_gbps = 12,
+    dram_share = 1,
+    cache_share = 1,
+    peak_gflops = 0,
     gflops = 100,
+    gweights = 0,
     barrier_us = 2,
+    barrier_token_us = 0,
+    load_gbps = 0,
     memory_gib = 0,
     cuda = "",
     -- On cuda: a phase is one graph, or a launch a kernel, which costs the CPU more and shows a profiler more.

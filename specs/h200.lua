@@ -9,10 +9,13 @@ target {
     smem_kib = 227,       -- Programming Guide: most shared memory of a block at 9.0
     l2_mib = 50,          -- NVIDIA H100 Architecture whitepaper; the H200 has the same die
     dram_gbps = 4590,     -- measured, read only (copy: 4244)
-    -- A 16 x 256 tile and N tokens cost a scheduler 117 N/8 + 310 clocks (measured): at N = 64, 528 schedulers and
-    -- 1.98 GHz these are 440 TFLOPS.
-    gflops = 440000,
-    barrier_us = 2.05,    -- measured: the smallest node of a graph with 132 blocks
+    peak_gflops = 989000, -- data sheet: dense fp16 with fp32 sums
+    -- The rest is fitted to docs/benchmarks.md, three models in decode and prompts of 33 and 512 (docs/prediction.md).
+    dram_share = 0.55,
+    cache_share = 0.31,   -- attention's 0.42 ms for 604 MB of keys and values at depth 4,096
+    gflops = 155000,
+    barrier_us = 2.2,     -- the smallest node of a graph with 132 blocks alone: 2.05
+    barrier_token_us = 0.05,
     memory_gib = 139,     -- cuDeviceTotalMem
     cuda = "13.0",
 }

@@ -9,11 +9,16 @@ target {
     smem_kib = 163,       -- Programming Guide: most shared memory of a block at 8.7
     l2_mib = 2,           -- cudaDeviceProp.l2CacheSize
     dram_gbps = 102.4,    -- data sheet: 128-bit LPDDR5 at 6400 MT/s
-    -- mma.sync at 512 flops a clock and scheduler, 32 schedulers at 1.02 GHz, are the data sheet's 16.7 TFLOPS;
-    -- unpacking and scaling weights beside it leaves about 0.7 of that in a bucket of 64.
-    gflops = 12000,
-    -- A graph node is 1.0 us on eight SMs at 1.98 GHz (measured on a partition of an H200); at 1.02 GHz twice that.
+    -- 84.8 GB/s held over a whole decode: published for another engine on this board.
+    dram_share = 0.83,
+    cache_share = 0.6,    -- estimated
+    peak_gflops = 16700,  -- data sheet: mma.sync at 512 flops a clock and scheduler, 32 schedulers at 1.02 GHz
+    -- Measured on eight SMs of an H200 (h200_8sm.lua), times 1.02 over 1.98 GHz: 350 Gweights/s, 10.5 TFLOPS, and a graph
+    -- node of 1.0 us.
+    gweights = 180,
+    gflops = 5400,
     barrier_us = 2,
+    load_gbps = 3,        -- estimated: an SSD on the developer kit's M.2 slot, PCIe 3.0 x4, which moves 3.9 at most
     memory_gib = 7.4,     -- MemTotal under JetPack 6: 8 GB without what firmware and display keep
     cuda = "12.6",        -- JetPack 6.1 and 6.2
 }

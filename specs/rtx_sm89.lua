@@ -10,8 +10,14 @@ target {
     smem_kib = 99,        -- Programming Guide: most shared memory of a block at 8.9
     l2_mib = 72,          -- whitepaper
     dram_gbps = 1008,     -- whitepaper: 384-bit GDDR6X at 21 Gbit/s
-    gflops = 115000,      -- whitepaper: 165 TFLOPS of dense fp16 with fp32 sums, 0.7 of it beside unpacking
-    barrier_us = 2,       -- a graph node; that of the H200
+    peak_gflops = 165000, -- whitepaper: dense fp16 with fp32 sums
+    -- Estimated, as none was measured yet: 0.7 of the peak beside unpacking; 350 Gweights/s of eight SMs at 1.98 GHz, by SMs
+    -- and the whitepaper's 2.52 GHz; a graph node as on the H200; bandwidth as on boards with as much of it for an SM.
+    gflops = 115000,
+    gweights = 7130,
+    barrier_us = 2,
+    dram_share = 0.8,
+    cache_share = 0.6,
     memory_gib = 24,      -- whitepaper
     cuda = "13.0",
 }

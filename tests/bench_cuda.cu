@@ -1,7 +1,7 @@
 // Manual tool: matmul and gate_up of templates/cuda on a GPU, in the shapes of Qwen3-4B. From the repository's root:
 //
 //   nvcc -std=c++17 -O2 -arch=native -Itemplates/cuda tests/bench_cuda.cu -lnvrtc -lcuda -o /tmp/bench_cuda
-//   /tmp/bench_cuda [check] [best] [n=1,8,...] [sm=8|all|both] [quant=q4_k] [op=down] [geometry=wm,wk,rt,depth,blocks]
+//   /tmp/bench_cuda [check] [best] [n=1,8,...] [sm=8|all|both] [quant=q4_k] [op=down] [geometry=wm,wk,rt,depth,blocks,splits,stages]
 //
 // check: every type in awkward shapes against double precision on the same fp16 activations. Otherwise one line for each
 // shape, number of tokens and geometry (best: the fastest geometry alone): microseconds a launch in a CUDA graph, weights
@@ -43,25 +43,38 @@ static std::string text(const char *format, ...) {
 
 // ---- kernels: compiled to files, one process a core ---------------------------------------------------
 
-struct Geometry { int wm, wk, rt, depth, blocks; };
+struct Geometry { int wm, wk, rt, depth, blocks, splits = 1, stages = 2; };
 struct Spec {
     const char *op, *source;
     std::string quant;
     int m, k, n, residual;
     Geometry g;
     std::string defines() const {
-        std::string q = quant;
-        for (char &c : q) c = (char)toupper(c);
-        return text("-DJT_NAME=kern -DJT_QUANT_%s=1 -DJT_M=%d -DJT_K=%d -DJT_N=%d -DJT_RESIDUAL=%d -DJT_WM=%d -DJT_WK=%d -DJT_RT=%d "
-                    "-DJT_DEPTH=%d -DJT_BLOCKS=%d", q.c_str(), m, k, n, residual, g.wm, g.wk, g.rt, g.depth, g.blocks);
+        return text("-DJT_NAME=kern -DJT_QUANT=%s -DJT_M=%d -DJT_K=%d -DJT_N=%d -DJT_RESIDUAL=%d -DJT_WM=%d -DJT_WK=%d -DJT_RT=%d "
+                    "-DJT_DEPTH=%d -DJT_BLOCKS=%d -DJT_SPLITS=%d -DJT_STAGES=%d", quant.c_str(), m, k, n, residual, g.wm, g.wk, g.rt,
+                    g.depth, g.blocks, g.splits, g.stages);
     }
     bool gate_up() const { return !strcmp(source, "gate_up"); }
     int matrices() const { return gate_up() ? 2 : 1; }
     int rows() const { return g.wm * g.rt * 16; }
     unsigned grid() const { return (unsigned)((m + rows() / matrices() - 1) / (rows() / matrices())); }
     unsigned threads() const { return (unsigned)(g.wm * g.wk * 32); }
-    unsigned shared() const { return (unsigned)(g.wk * n * (rows() + (n > 1 ? 4 : 0)) * 4); }
+    unsigned shared() const;
 };
+
+struct Step { const char *quant; int tile, blocks, mins; };   // stage of many.cuh
+static Step step_of(const std::string &q) {
+    for (Step s : {Step{"f32", 4096, 2, 0}, {"f16", 4096, 4, 0}, {"q4_1", 2560, 8, 1}, {"q8_0", 4352, 8, 0}, {"q4_k", 2368, 8, 1}, {"q6_k", 3360, 8, 0}})
+        if (q == s.quant) return s;
+    exit(1);
+}
+
+unsigned Spec::shared() const {
+    int sums = g.wk * n * (rows() + (n > 1 ? 4 : 0)) * 4;
+    Step s = step_of(quant);
+    int place = g.wm * g.rt * s.tile + s.blocks * n * 64 + s.mins * s.blocks * (n + 4) * 4;
+    return (unsigned)(n > 8 ? std::max(sums, g.stages * g.wk * place) : sums);
+}
 
 static std::string folder, arch;
 static std::string image_path(size_t i) { return folder + text("/%zu.cubin", i); }
@@ -215,6 +228,7 @@ static CUstream streams[2];     // all SMs, eight
 static u8 *pool;                // weights
 static size_t pool_bytes = (size_t)512 << 20;
 static plan_step *step;
+static float *parts;
 
 struct Kernel { CUmodule module; CUfunction f; int registers, local; };
 
@@ -229,8 +243,8 @@ static Kernel load(const Spec &s, size_t i) {
 }
 
 static void launch(const Kernel &k, const Spec &s, CUstream st, u8 *x, u8 *w, u8 *w2, void *out) {
-    void *four[] = {&x, &w, &out, &step}, *five[] = {&x, &w, &w2, &out, &step};
-    CK(cuLaunchKernel(k.f, s.grid(), 1, 1, s.threads(), 1, 1, s.shared(), st, s.gate_up() ? five : four, nullptr));
+    void *four[] = {&x, &w, &out, &parts, &step}, *five[] = {&x, &w, &w2, &out, &parts, &step};
+    CK(cuLaunchKernel(k.f, s.grid(), (unsigned)s.g.splits, 1, s.threads(), 1, 1, s.shared(), st, s.gate_up() ? five : four, nullptr));
 }
 
 static double host_half(u16 h) {
@@ -305,12 +319,12 @@ static double measure(const Kernel &k, const Spec &s, int where, u8 *x, void *ou
 static std::vector<Spec> check_specs() {
     std::vector<Spec> out;
     for (const char *q : quant_names)
-        for (int n : {1, 8, 40, 64}) {
+        for (int n : {1, 8, 16, 40, 48, 64}) {
             bool k_quant = strstr(q, "_k");
             for (int k : {k_quant ? 256 : 96, k_quant ? 2560 : 576}) {
-                out.push_back({"check", "matmul", q, 600, k, n, 0, {1, 4, 1, strcmp(q, "f32") ? 4 : 1, 1}});
-                out.push_back({"check", "matmul", q, 200, k, n, 1, {2, 3, 2, 2, 1}});
-                out.push_back({"check", "gate_up", q, 96, k, n, 0, {2, 4, 2, 2, 1}});
+                out.push_back({"check", "matmul", q, 600, k, n, 0, {n > 8 ? 4 : 1, n > 8 ? 1 : 4, 1, strcmp(q, "f32") ? 4 : 1, 1, n > 8 ? 3 : 1, 2}});
+                out.push_back({"check", "matmul", q, 200, k, n, 1, {2, n > 8 ? 2 : 3, n > 40 ? 1 : 2, 2, 1, 1, 2}});
+                out.push_back({"check", "gate_up", q, 96, k, n, 0, {n > 8 ? 4 : 2, n > 8 ? 1 : 4, n > 8 ? 1 : 2, 2, 1, n > 8 ? 2 : 1, 2}});
             }
         }
     return out;
@@ -324,14 +338,22 @@ static std::vector<Geometry> geometries(bool gate_up, int n, int k) {
         if (slices == 16) return {{1, 8, 1, 4, 3}, {1, 16, 1, 4, 1}, {1, 16, 1, 4, 2}, {1, 8, 1, 2, 4}, {1, 8, 2, 4, 2}};
         return {{1, 10, 1, 4, 2}, {1, 10, 1, 2, 2}, {1, 5, 1, 4, 5}, {2, 5, 1, 4, 3}, {1, 5, 2, 4, 3}};
     }
-    if (gate_up) return {{2, 4, 2, 2, 1}, {4, 4, 1, 2, 1}, {4, 2, 1, 2, 2}, {4, 2, 2, 2, 1}, {2, 5, 2, 1, 1}};
-    return {{1, 8, 2, 2, 1}, {1, 16, 1, 2, 1}, {1, 8, 1, 2, 2}, {1, 8, 1, 4, 1}, {2, 4, 2, 2, 1}, {2, 4, 1, 2, 2}};
+    std::vector<Geometry> out;
+    for (int splits : {1, 2, 3, 4, 6})
+        for (int stages : {2, 3, 4})
+            for (Geometry g : {Geometry{4, 2, 1, 2, 1}, {4, 1, 1, 2, 2}, {4, 1, 2, 2, 2}, {4, 2, 2, 2, 1}, {8, 1, 1, 2, 1}, {8, 1, 2, 2, 1}}) {
+                if (gate_up && splits > 2) continue;
+                g.splits = splits, g.stages = stages;
+                out.push_back(g);
+            }
+    return out;
 }
 
 struct Options {
     bool check = false, best = false;
     std::vector<int> n = {1, 8, 16, 24, 32, 40, 48, 64}, where = {0, 1};
     std::string quant, op;
+    int smem = 228;
     std::vector<Geometry> geometry;
 };
 
@@ -347,15 +369,20 @@ static std::vector<Spec> bench_specs(const Options &o) {
     for (int n : o.n)
         for (auto &s : shapes) {
             if ((!strcmp(s.op, "head") && n > 1) || (!o.quant.empty() && o.quant != s.quant) || (!o.op.empty() && o.op != s.op)) continue;
-            for (auto &g : o.geometry.empty() ? geometries(!strcmp(s.source, "gate_up"), n, s.k) : o.geometry)
-                out.push_back({s.op, s.source, s.quant, s.m, s.k, n, s.residual, g});
+            for (Geometry g : o.geometry.empty() ? geometries(!strcmp(s.source, "gate_up"), n, s.k) : o.geometry)
+{
+                Spec spec{s.op, s.source, s.quant, s.m, s.k, n, s.residual, g};
+                if (n == 8) spec.g = geometries(!strcmp(s.source, "gate_up"), 1, s.k)[0], spec.g.splits = 1;
+                if (spec.shared() <= (unsigned)o.smem / g.blocks * 1024 - 1024) out.push_back(spec);
+                if (n == 8) break;
+            }
         }
     return out;
 }
 
 static void print(const Spec &s, const Kernel &k, int where, double us) {
-    printf("%s n %2d %-7s %s %6d x %4d  wm %d wk %2d rt %d depth %d blocks %d  regs %3d local %3d shared %6u: %8.2f us %7.1f GB/s\n",
-           where ? "8 SM" : "all ", s.n, s.op, s.quant.c_str(), s.m, s.k, s.g.wm, s.g.wk, s.g.rt, s.g.depth, s.g.blocks, k.registers, k.local,
+    printf("%s n %2d %-7s %s %6d x %4d  wm %d wk %2d rt %d depth %d blocks %d splits %d stages %d regs %3d local %3d shared %6u: %8.2f us %7.1f GB/s\n",
+           where ? "8 SM" : "all ", s.n, s.op, s.quant.c_str(), s.m, s.k, s.g.wm, s.g.wk, s.g.rt, s.g.depth, s.g.blocks, s.g.splits, s.g.stages, k.registers, k.local,
            s.shared(), us, (double)weight_bytes(s) * s.matrices() / us / 1e3);
 }
 
@@ -406,7 +433,8 @@ static Options read_options(int argc, char **argv) {
         else if (a.rfind("quant=", 0) == 0) o.quant = value;
         else if (a.rfind("op=", 0) == 0) o.op = value;
         else if (a.rfind("sm=", 0) == 0) o.where = value == "8" ? std::vector<int>{1} : value == "all" ? std::vector<int>{0} : o.where;
-        else if (sscanf(a.c_str(), "geometry=%d,%d,%d,%d,%d", &g.wm, &g.wk, &g.rt, &g.depth, &g.blocks) == 5) o.geometry.push_back(g);
+        else if (a.rfind("smem=", 0) == 0) o.smem = atoi(value.c_str());
+        else if (sscanf(a.c_str(), "geometry=%d,%d,%d,%d,%d,%d,%d", &g.wm, &g.wk, &g.rt, &g.depth, &g.blocks, &g.splits, &g.stages) == 7) o.geometry.push_back(g);
         else if (a.rfind("n=", 0) == 0) {
             std::stringstream list(value);
             o.n.clear();
@@ -436,6 +464,7 @@ static void open_device() {
     plan_step host = {};
     host.n_tokens = 512;
     CK(cudaMalloc(&step, sizeof host));
+    CK(cudaMalloc(&parts, (size_t)64 * 32768 * 16 * 4));
     CK(cudaMemcpy(step, &host, sizeof host, cudaMemcpyHostToDevice));
 }
 

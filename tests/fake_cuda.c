@@ -2,7 +2,7 @@
  *
  * What its memory is and what a kernel does is fake_engine.h's. Device addresses are host
  * addresses with a bit that no host pointer has, so following one on the host crashes. Work is queued and runs only
- * when somebody waits for it: a buffer reused too early, or a result read without waiting, is wrong here too. New
+ * when somebody waits for it, and one piece of it whenever somebody asks: a buffer reused too early, or a result read without waiting, is wrong here too. New
  * memory holds garbage. What a driver would not forgive is noted in the report.
  *
  * $JLLM_FAKE_CUDA, read by cuInit, says what to play: words of name=number.
@@ -25,7 +25,7 @@
     int name(__VA_ARGS__)
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, BAD_IMAGE = 200, NO_CONTEXT = 201, NOT_FOUND = 500,
-       LAUNCH_FAILED = 719, UNKNOWN = 999 };
+       NOT_READY = 600, LAUNCH_FAILED = 719, UNKNOWN = 999 };
 enum { GRAIN = 2 << 20 };
 #define DEVICE_BIT ((uint64_t)1 << 62)
 
@@ -48,11 +48,14 @@ struct object {
     uint8_t *host;              /* memory, host, range */
     uint64_t bytes;
     uint64_t mapped_at;         /* chunk: where, 0: nowhere */
+    bool seen_by_device;        /* host */
     bool released;              /* chunk: its handle */
     const struct engine_kernel *kernel;
     int shared_max;             /* module: its kernel's dynamic shared memory */
     bool capturing;             /* stream */
     int pending;                /* event: marks in the queue */
+    bool timed;                 /* event */
+    double at_us;               /* event: when it was reached last */
     struct op *ops;             /* graph, replay */
     size_t n_ops;
 };
@@ -63,6 +66,7 @@ static struct op *queue;
 static size_t n_queue;
 static struct object *captured;            /* the graph that a stream is recording */
 static uint64_t used_bytes;
+static double clock_us;                    /* a kernel takes 10, whatever it does, and 1 for each item */
 static long fail_at, die_at;
 static int fail_error, shared_max;
 static bool broken;                        /* a kernel did what ends a context */
@@ -142,11 +146,13 @@ static int memory_new(const char *call, struct object **o, enum fake_kind kind, 
     return OK;
 }
 
-static uint64_t device_of(const struct object *o) { return (uint64_t)(uintptr_t)o->host | DEVICE_BIT; }
+static uint64_t device_of(const struct object *o) {
+    return (uint64_t)(uintptr_t)o->host | (o->kind == FAKE_HOST && engine_follows ? 0 : DEVICE_BIT);
+}
 
 static struct object *object_at(uint64_t device, uint64_t bytes) {
     for (struct object *o = objects; o; o = o->next) {
-        if (o->kind != FAKE_MEMORY && o->kind != FAKE_RANGE) continue;
+        if (o->kind != FAKE_MEMORY && o->kind != FAKE_RANGE && !(o->kind == FAKE_HOST && o->seen_by_device)) continue;
         uint64_t offset = device - device_of(o);
         if (device >= device_of(o) && offset < o->bytes && bytes <= o->bytes - offset) return o;
     }
@@ -160,6 +166,8 @@ static uint8_t *resolve(const char *call, uint64_t device, uint64_t bytes) {
     return o ? o->host + (device - device_of(o)) : NULL;
 }
 
+void *fake_resolve(uint64_t device, uint64_t bytes) { return resolve("a kernel", device, bytes); }
+
 /* ---- the queue ---- */
 
 static void kernel_run(const struct op *op) {
@@ -168,6 +176,7 @@ static void kernel_run(const struct op *op) {
         if (!(args[i] = resolve(op->kernel->name, op->args[i], 1))) return;
     broken = !engine_run(op->kernel, &op->how, args);
     report.kernels++;
+    clock_us += 10 + op->how.grid[0];
 }
 
 static void zero(uint8_t *p, uint64_t bytes) {
@@ -189,7 +198,7 @@ static void op_run(const struct op *op) {
         engine_filled(whole);
         break;
     case OP_KERNEL: kernel_run(op); break;
-    case OP_MARK: op->event->pending--; break;
+    case OP_MARK: op->event->pending--, op->event->at_us = clock_us; break;
     }
 }
 
@@ -199,9 +208,10 @@ static void ops_add(struct op **ops, size_t *n, const struct op *op) {
     (*ops)[(*n)++] = *op;
 }
 
-static void queue_run(const struct object *event) {
+/* Until an event is reached, or `most` pieces of it. */
+static void queue_run(const struct object *event, size_t most) {
     size_t done = 0;
-    while (!broken && done < n_queue && (!event || event->pending)) op_run(&queue[done++]);
+    while (!broken && done < n_queue && done < most && (!event || event->pending)) op_run(&queue[done++]);
     if (broken) done = n_queue;
     if (!done) return;
     memmove(queue, queue + done, (n_queue - done) * sizeof *queue);
@@ -264,6 +274,7 @@ API(cuDeviceGetName, char *name, int bytes, int device) {
 API(cuDeviceGetAttribute, int *value, int attribute, int device) {
     ENTER(false);
     switch (attribute) {
+    case 16: *value = 8; break;
     case 18: *value = machine.integrated; break;
     case 36: *value = 1000000; break;
     case 37: *value = 256; break;
@@ -343,13 +354,30 @@ API(cuMemFree_v2, uint64_t device) { return object_destroy(__func__, owner_of(de
 API(cuMemHostAlloc, void **host, size_t bytes, unsigned flags) {
     struct object *o;
     ENTER(true);
+    if (flags & ~2u) return misuse(__func__, "flags");
     int r = memory_new(__func__, &o, FAKE_HOST, bytes);
-    if (!r) *host = o->host;
-    return r ? r : (int)flags;
+    if (r) return r;
+    o->seen_by_device = flags & 2;
+    *host = o->host;
+    return OK;
+}
+
+static struct object *host_memory_at(const void *host) {
+    struct object *o = objects;
+    while (o && (o->kind != FAKE_HOST || o->host != host)) o = o->next;
+    return o;
+}
+
+API(cuMemHostGetDevicePointer_v2, uint64_t *device, void *host, unsigned flags) {
+    ENTER(true);
+    struct object *o = host_memory_at(host);
+    if (!o || !o->seen_by_device || flags) return misuse(__func__, "not mapped for the device");
+    *device = device_of(o);
+    return OK;
 }
 
 API(cuMemFreeHost, void *host) {
-    return object_destroy(__func__, owner_of((uint64_t)(uintptr_t)host | DEVICE_BIT, FAKE_HOST), FAKE_HOST);
+    return object_destroy(__func__, host_memory_at(host), FAKE_HOST);
 }
 
 struct kind { int type, handles, location_type, location; void *windows; char flags[8]; };
@@ -513,8 +541,15 @@ API(cuStreamSynchronize, struct object *stream) {
     ENTER(true);
     if (!object_find(stream, FAKE_STREAM)) return misuse(__func__, "not a stream");
     if (stream->capturing) return misuse(__func__, "the stream is captured");
-    queue_run(NULL);
+    queue_run(NULL, SIZE_MAX);
     return broken ? LAUNCH_FAILED : OK;
+}
+
+API(cuStreamQuery, struct object *stream) {
+    ENTER(true);
+    if (!object_find(stream, FAKE_STREAM)) return misuse(__func__, "not a stream");
+    queue_run(NULL, 1);
+    return n_queue ? NOT_READY : OK;
 }
 
 API(cuStreamBeginCapture_v2, struct object *stream, int mode) {
@@ -540,7 +575,8 @@ API(cuStreamEndCapture, struct object *stream, struct object **graph) {
 API(cuEventCreate, struct object **event, unsigned flags) {
     ENTER(true);
     *event = object_new(FAKE_EVENT);
-    return flags == 2 ? OK : misuse(__func__, "an event with timing");
+    (*event)->timed = !flags;
+    return !(flags & ~2u) ? OK : misuse(__func__, "flags");
 }
 
 API(cuEventDestroy_v2, struct object *event) { return object_destroy(__func__, event, FAKE_EVENT); }
@@ -556,8 +592,17 @@ API(cuEventRecord, struct object *event, void *stream) {
 API(cuEventSynchronize, struct object *event) {
     ENTER(true);
     if (!object_find(event, FAKE_EVENT)) return misuse(__func__, "not an event");
-    queue_run(event);
+    queue_run(event, SIZE_MAX);
     return broken ? LAUNCH_FAILED : OK;
+}
+
+API(cuEventElapsedTime, float *ms, struct object *from, struct object *to) {
+    ENTER(true);
+    if (!object_find(from, FAKE_EVENT) || !object_find(to, FAKE_EVENT) || !from->timed || !to->timed)
+        return misuse(__func__, "not events with timing");
+    if (from->pending || to->pending) return NOT_READY;
+    *ms = (float)(1e-3 * (to->at_us - from->at_us));
+    return OK;
 }
 
 API(cuGraphInstantiateWithFlags, struct object **replay, struct object *graph, unsigned long long flags) {

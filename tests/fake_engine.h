@@ -32,6 +32,10 @@ const struct engine_kernel *engine_find(const void *image);
 bool engine_has(const struct engine_kernel *k, const char *function);
 /* args: [n_args] and the step. False: the kernel did what ends a context. */
 bool engine_run(const struct engine_kernel *k, const struct engine_launch *how, void *const *args);
+/* Kernels follow addresses that they find in memory: those of host memory are then the host's own. */
+extern const bool engine_follows;
+/* The driver's: host memory behind a device range that a kernel found in memory, or NULL and a misuse. */
+void *fake_resolve(uint64_t device, uint64_t bytes);
 /* The first thing that a driver would not forgive. */
 void engine_misuse(const char *sentence);
 

@@ -225,6 +225,8 @@ def write_model(a, f):
         offset += -(-(rows * cols // elems * size) // ALIGN) * ALIGN
     head = struct.pack("<4sIQQ", b"GGUF", a.version, len(list_), len(pairs)) + b"".join(pairs + infos)
     f.write(head + bytes(-len(head) % ALIGN))
+    if a.header:
+        return n_vocab
     for k, (name, kind, rows, cols, what) in enumerate(list_):
         rng = np.random.default_rng([a.seed, k])
         if what is None:                   # a norm: near 1
@@ -258,6 +260,7 @@ def arguments(args=None):
     ap.add_argument("--chat", choices=("chatml", "none"), default="chatml")
     ap.add_argument("--name", default="")
     ap.add_argument("--version", type=int, default=3)
+    ap.add_argument("--header", action="store_true", help="stop where the weights begin")
     ap.add_argument("--forge", action="store_true", help="allow rows that are no whole blocks")
     a = ap.parse_args(args)
     a.set = [tuple(s.split("=", 1)) for s in a.set]

@@ -1,20 +1,20 @@
 #!/bin/sh
-# Plant each mistake of tests/mutants_cuda.txt in a copy of the tree and expect that test_cuda_kernels, built from checked
-# kernels of the few instances that are starred in simt/cuda_kernels.list, fails; for mistakes in the contract and in the
-# runtime, that test_device.py does, on a few of its plans. What a mistake does not touch is not compiled again.
-# Usage: tests/mutants_cuda.sh [part of a name]. The last line is "N mutants, N killed".
+# Plant each mistake of tests/mutants_cuda.txt in a copy of the tree and expect that test_cuda_kernels or test_cuda_choice,
+# built from checked kernels of the few instances that are starred in simt/cuda_kernels.list, fails; for mistakes in the
+# contract and in the runtime, that test_device.py does, on a few of its plans. What a mistake does not touch is not
+# compiled again. Usage: tests/mutants_cuda.sh [part of a name]. The last line is "N mutants, N killed".
 cd "$(dirname "$0")/.." || exit 2
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 tree=$work/tree
 cxx="g++ -std=c++17 -g -march=x86-64-v3 -ffp-contract=off -fno-strict-aliasing -fstack-clash-protection -w -Itemplates/cuda -Itests/simt"
-groups="matrix1 matrix rows attention"
+groups="matrix1 matrix rows attention choice"
 
 # Everything that a mistake can be in.
 copy() {
     rm -rf "$tree" && mkdir -p "$tree/templates" "$tree/tests" && cp -R compiler runtime "$tree" &&
         cp -R templates/cuda "$tree/templates" && cp -R specs "$tree" &&
-        cp -R tests/simt tests/*.py tests/test_cuda_kernels.c tests/device_logits.c "$tree/tests" &&
+        cp -R tests/simt tests/*.py tests/test_cuda_kernels.c tests/test_cuda_choice.c tests/device_logits.c "$tree/tests" &&
         mkdir -p "$tree/out/release" "$tree/out/simt" && cp out/simt/*.so out/simt/geometry "$tree/out/simt"
 }
 # Objects of a group, when its text is not the one that was compiled last.
@@ -29,9 +29,11 @@ build() {
      for g in $groups; do compile "$g" || exit 1; done
      for f in layout layout_cuda quant; do gcc -std=c11 -D_GNU_SOURCE -O1 -w -c compiler/$f.c -o "$work/$f.o" || exit 1; done
      g++ "$work"/simt*.o "$work"/launch.o "$work"/matrix1.o "$work"/matrix.o "$work"/rows.o "$work"/attention.o \
-         "$work"/test.o "$work"/layout.o "$work"/layout_cuda.o "$work"/quant.o -lcmocka -lm -o "$work/test_cuda_kernels") >"$work/log" 2>&1
+         "$work"/test.o "$work"/layout.o "$work"/layout_cuda.o "$work"/quant.o -lcmocka -lm -o "$work/test_cuda_kernels" &&
+     g++ "$work"/simt*.o "$work"/launch.o "$work"/choice.o "$work"/rows.o "$work"/choice_test.o -lcmocka -lm \
+         -o "$work/test_cuda_choice") >"$work/log" 2>&1
 }
-run() { timeout 300 "$work/test_cuda_kernels" >"$work/log" 2>&1; }
+run() { timeout 300 "$work/test_cuda_choice" >"$work/log" 2>&1 && timeout 300 "$work/test_cuda_kernels" >"$work/log" 2>&1; }
 
 # The tree as a checkout of its own: the programs that are there, and the runtime built anew.
 build_plans() {
@@ -41,14 +43,16 @@ build_plans() {
 }
 run_plans() {
     mkdir -p "$work/kernels" &&
-        JLLM_TEST_DEVICES="$1" JLLM_TEST_KERNELS="$work/kernels" timeout 900 /usr/bin/python3 "$tree/tests/test_device.py" Passes.test_short_prompts Passes.test_long_prompts >"$work/log" 2>&1
+        JLLM_TEST_DEVICES="$1" JLLM_TEST_KERNELS="$work/kernels" timeout 900 /usr/bin/python3 "$tree/tests/test_device.py" \
+            Passes.test_short_prompts Passes.test_long_prompts >"$work/log" 2>&1
 }
 
-ninja out/jllmc out/jllm-run out/jllm-bench out/simt/libcuda_simt.so out/simt/libnvrtc_simt.so out/simt/geometry >"$work/log" || { cat "$work/log"; exit 2; }
+ninja out/jllmc out/jllm-run out/jllm-bench out/simt/libcuda_simt.so out/simt/libnvrtc_simt.so out/simt/geometry >"$work/log" ||
+    { cat "$work/log"; exit 2; }
 copy && for f in simt simt_ops simt_check launch; do $cxx -O3 -c tests/simt/$f.cpp -o "$work/$f.o" || exit 2; done
 gcc -std=c11 -D_GNU_SOURCE -O2 -w -ffp-contract=off -c tests/test_cuda_kernels.c -o "$work/test.o" || exit 2
-build && run || { cat "$work/log"; echo "test_cuda_kernels fails as it is"; exit 1; }
-build_plans && run_plans "launches mix q6_k" || { cat "$work/log"; echo "test_device.py fails as it is"; exit 1; }
+gcc -std=c11 -D_GNU_SOURCE -O2 -w -ffp-contract=off -c tests/test_cuda_choice.c -o "$work/choice_test.o" || exit 2
+build && run && build_plans && run_plans "launches mix q6_k" || { cat "$work/log"; echo "the tests fail as they are"; exit 1; }
 n=0 killed=0
 while IFS= read -r line; do
     case $line in '' | '#'*) continue ;; esac

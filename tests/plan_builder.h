@@ -83,7 +83,7 @@ static inline uint32_t build_kernel(struct plan_builder *b, const char *name, pl
     struct blob *code = &b->section[PLAN_CODE];
     blob_align(code, PLAN_CODE_ALIGN);
     size_t bytes = (size_t)(__stop_jk_code - __start_jk_code);
-    struct plan_kernel k = {.name = build_string(b, name), .code_offset = code->bytes,
+    struct plan_kernel k = {.name = build_string(b, name), .template_name = build_string(b, name + 3), .code_offset = code->bytes,
                             .code_bytes = bytes,
                             .entry = (uintptr_t)fn - (uintptr_t)__start_jk_code};
     blob_add(code, __start_jk_code, bytes);
@@ -122,16 +122,19 @@ static inline uint32_t section_stride(uint32_t kind) {
     return stride[kind];
 }
 
+/* What a plan may lack is not built. */
+static inline bool section_is_built(uint32_t kind) { return kind != PLAN_CHAT && kind != PLAN_FORECAST; }
+
 /* Append a tail to the file and write it into slot `slot`. */
 static inline void build_tail(struct plan_builder *b, int slot, uint64_t generation) {
     struct blob tail = {0};
     struct plan_tail head = {.n_sections = 0};
-    for (uint32_t k = 1; k < PLAN_SECTION_KINDS; k++) head.n_sections += k != PLAN_CHAT;
+    for (uint32_t k = 1; k < PLAN_SECTION_KINDS; k++) head.n_sections += section_is_built(k);
     blob_add(&tail, &head, sizeof head);
     size_t row = tail.bytes;
     blob_add(&tail, NULL, head.n_sections * sizeof(struct plan_section));
     for (uint32_t k = 1; k < PLAN_SECTION_KINDS; k++) {
-        if (k == PLAN_CHAT) continue;
+        if (!section_is_built(k)) continue;
         blob_align(&tail, PLAN_SECTION_ALIGN);
         struct plan_section s = {.kind = k, .offset = tail.bytes, .bytes = b->section[k].bytes,
                                  .stride = section_stride(k)};
@@ -171,11 +174,13 @@ struct tiny_options {
     const uint16_t *cover;       /* [TINY_CTX + 1]; NULL: the largest bucket first */
     plan_cpu_kernel *mix;        /* in place of tk_mix, whose values the self-test still expects */
     bool without_log_test;
+    bool chooses;                /* tk_choose and tk_candidates of fake_cuda.c, known to it by name: for CUDA plans */
 };
 
 /* Tags of the log: number of tokens of a bucket, or these. */
 enum { TINY_TAG_HEAD = -1, TINY_TAG_DECODE = -2 };
-enum { TINY_PHASE_1, TINY_PHASE_8, TINY_PHASE_16, TINY_PHASE_HEAD, TINY_PHASE_DECODE };
+enum { TINY_PHASE_1, TINY_PHASE_8, TINY_PHASE_16, TINY_PHASE_HEAD, TINY_PHASE_DECODE,
+       TINY_PHASE_CANDIDATES };
 enum { TINY_NAN_ID = TINY_VOCAB - 1, TINY_HUGE_ID = TINY_VOCAB - 2 };
 
 /* Where things are: arena offsets. A copy takes 640 bytes: A16 of 4 x 64, or fp16 of 5 x 64. */
@@ -185,7 +190,9 @@ enum {
     TINY_LOG_AT = TINY_LOGITS + 192,
     TINY_COPY_FROM = TINY_LOG_AT + 1088,
     TINY_COPY_TO = TINY_COPY_FROM + 640,
-    TINY_ARENA = TINY_COPY_TO + 640,
+    TINY_CHOSEN = TINY_COPY_TO + 640,
+    TINY_KEYS = TINY_CHOSEN + 64,
+    TINY_ARENA = TINY_KEYS + 8 * PLAN_CANDIDATES_MAX,
     TINY_CACHE = TINY_CTX * TINY_EMBD * 4,
     TINY_COPY_WORDS = 160
 };
@@ -224,7 +231,7 @@ static inline void tiny_reference(const int32_t *ids, size_t n, float logits[TIN
     }
 }
 
-struct tiny_kernels { uint32_t log, embed, store, mix, head, copy; };
+struct tiny_kernels { uint32_t log, embed, store, mix, head, copy, choose, candidates; bool chooses; };
 struct tiny_pieces { uint32_t consts, embed, out; };
 
 static inline struct plan_arg tiny_arena(uint64_t offset, uint64_t bytes) {
@@ -252,6 +259,8 @@ static inline uint32_t tiny_phase(struct plan_builder *b, const struct tiny_kern
     if (kind != PLAN_PHASE_PREFILL)
         build_launch(b, k->head, TINY_VOCAB, 7, kind == PLAN_PHASE_DECODE,
                      (struct plan_arg[]){out, x, logits}, 3);
+    if (kind == PLAN_PHASE_DECODE && k->chooses)
+        build_launch(b, k->choose, 1, 1, true, (struct plan_arg[]){logits, tiny_arena(TINY_CHOSEN, 4)}, 2);
     if (n == TINY_TOKENS)
         build_launch(b, k->copy, TINY_COPY_WORDS, 50, false,
                      (struct plan_arg[]){tiny_arena(TINY_COPY_FROM, 640),
@@ -260,6 +269,14 @@ static inline uint32_t tiny_phase(struct plan_builder *b, const struct tiny_kern
     p.n_launches = (uint32_t)(b->section[PLAN_LAUNCHES].bytes / sizeof(struct plan_launch)) - first;
     build_push(b, PLAN_PHASES, &p, sizeof p);
     return first;
+}
+
+static inline void tiny_candidates(struct plan_builder *b, const struct tiny_kernels *k) {
+    struct plan_phase p = {.kind = PLAN_PHASE_CANDIDATES, .n_tokens = 1, .n_launches = 1};
+    p.first_launch = build_launch(b, k->candidates, 1, 1, true,
+                                  (struct plan_arg[]){tiny_arena(TINY_LOGITS, TINY_VOCAB * 4),
+                                                      tiny_arena(TINY_KEYS, 8 * PLAN_CANDIDATES_MAX)}, 2);
+    build_push(b, PLAN_PHASES, &p, sizeof p);
 }
 
 static inline uint32_t tiny_value(struct plan_builder *b, uint32_t row, uint32_t col, float want) {
@@ -416,6 +433,28 @@ static inline void tiny_copy_tests(struct plan_builder *b, const struct tiny_ker
     tiny_x16_tests(b, t);
 }
 
+/* The largest of seeded logits, and the low words of all their keys. */
+static inline void tiny_choice_tests(struct plan_builder *b, const struct tiny_kernels *k, uint32_t decode) {
+    struct plan_test t = {.kernel = k->choose, .launch = decode + 5, .n_tokens = 1, .pos = 2, .out_arg = 1,
+                          .out_dtype = PLAN_I32, .out_rows = 1, .out_cols = 1};
+    float logits[TINY_VOCAB];
+    uint32_t values = UINT32_MAX, best = 0;
+    tiny_fill(logits, TINY_VOCAB, 31, 3);
+    for (uint32_t i = 1; i < TINY_VOCAB; i++)
+        if (logits[i] > logits[best]) best = i;
+    tiny_input(b, 0, PLAN_F32, 1, TINY_VOCAB, 31, 3);
+    tiny_test(b, t, 1, tiny_value(b, 0, 0, (float)best));
+    tiny_input(b, 0, PLAN_F32, 1, TINY_VOCAB, 31, 3);
+    for (uint32_t id = 0; id < TINY_VOCAB; id++) {
+        uint32_t rank = 0;
+        for (uint32_t i = 0; i < TINY_VOCAB; i++) rank += logits[i] > logits[id];
+        uint32_t at = tiny_value(b, rank, 0, -1 - (float)id);
+        if (values == UINT32_MAX) values = at;
+    }
+    t.kernel = k->candidates, t.launch = decode + 6, t.out_rows = PLAN_CANDIDATES_MAX, t.out_cols = 2;
+    tiny_test(b, t, 1, values);
+}
+
 static inline void tiny_model_test(struct plan_builder *b) {
     const int32_t ids[10] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3};
     float logits[TINY_VOCAB];
@@ -453,13 +492,14 @@ static inline void tiny_build(struct plan_builder *b, const struct tiny_options 
         .n_vocab = TINY_VOCAB, .n_layer = 1, .n_embd = TINY_EMBD, .ctx_max = TINY_CTX,
         .ctx_train = 1000, .n_tokens_max = TINY_TOKENS, .arena_bytes = TINY_ARENA,
         .cache_bytes = TINY_CACHE, .logits_offset = TINY_LOGITS, .hidden_offset = TINY_HIDDEN,
+        .candidates_offset = o && o->chooses ? TINY_KEYS : 0,
         .decode_bytes = 5000, .macs_per_token = 1024, .model_name = build_string(b, "tiny"),
         .arch_name = build_string(b, "toy"), .quant_name = build_string(b, "f32")};
     build_push(b, PLAN_INFO, &info, sizeof info);
     struct plan_memory memory = {.name = build_string(b, "cache"), .bytes = TINY_CACHE};
     build_push(b, PLAN_MEMORY, &memory, sizeof memory);
     struct tiny_pieces p;
-    struct tiny_kernels k;
+    struct tiny_kernels k = {.chooses = o && o->chooses};
     p.consts = build_piece(b, "consts", &w, offsetof(struct tiny_weights, embed));
     p.embed = build_piece(b, "embed", w.embed, sizeof w.embed);
     p.out = build_piece(b, "out", w.out, sizeof w.out);
@@ -469,15 +509,19 @@ static inline void tiny_build(struct plan_builder *b, const struct tiny_options 
     k.mix = build_kernel(b, "tk_mix", o && o->mix ? o->mix : tk_mix);
     k.head = build_kernel(b, "tk_head", tk_head);
     k.copy = build_kernel(b, "tk_copy", tk_copy);
+    if (k.chooses) k.choose = build_kernel(b, "tk_choose", tk_log);
+    if (k.chooses) k.candidates = build_kernel(b, "tk_candidates", tk_log);
     tiny_phase(b, &k, &p, TINY_PHASE_1, PLAN_PHASE_PREFILL, 1);
     tiny_phase(b, &k, &p, TINY_PHASE_8, PLAN_PHASE_PREFILL, 8);
     uint32_t at = tiny_phase(b, &k, &p, TINY_PHASE_16, PLAN_PHASE_PREFILL, 16);
     uint32_t head = tiny_phase(b, &k, &p, TINY_PHASE_HEAD, PLAN_PHASE_HEAD, 1);
-    tiny_phase(b, &k, &p, TINY_PHASE_DECODE, PLAN_PHASE_DECODE, 1);
+    uint32_t decode = tiny_phase(b, &k, &p, TINY_PHASE_DECODE, PLAN_PHASE_DECODE, 1);
+    if (k.chooses) tiny_candidates(b, &k);
     tiny_cover(b, o ? o->cover : NULL);
     tiny_compute_tests(b, &k, &w, at, head + 1);
     if (!o || !o->without_log_test) tiny_log_test(b, &k, at);
     tiny_copy_tests(b, &k, at + 4);
+    if (k.chooses) tiny_choice_tests(b, &k, decode);
     tiny_model_test(b);
     build_finish(b);
 }
@@ -508,6 +552,28 @@ static inline struct plan_section *plan_find_section(uint8_t *file, uint32_t kin
         (void *)(file + h->slot[0].tail_offset + sizeof(struct plan_tail));
     while (s->kind != kind) s++;
     return s;
+}
+
+/* Turn a tiny plan into one for fake_cuda.c: its kernels' code becomes their names, that of tk_mix the name `mix` unless
+ * that is NULL. */
+static inline void tiny_to_cuda(struct plan_builder *b, const char *mix) {
+    uint8_t *file = b->file.data;
+    struct plan_info *info = plan_find(file, PLAN_INFO);
+    struct plan_kernel *k = plan_find(file, PLAN_KERNELS);
+    struct plan_launch *l = plan_find(file, PLAN_LAUNCHES);
+    const char *strings = plan_find(file, PLAN_STRINGS);
+    uint8_t *code = plan_find(file, PLAN_CODE);
+    info->device = PLAN_DEVICE_CUDA, info->isa = PLAN_ISA_SM;
+    info->sm_arch = 87, info->driver_min = 12060;
+    for (uint32_t i = plan_find_section(file, PLAN_KERNELS)->count; i-- > 0; k++) {
+        const char *name = strings + k->name;
+        if (mix && !strcmp(name, "tk_mix")) name = mix;
+        k->entry = 0, k->code_bytes = strlen(name) + 1;
+        memcpy(code + k->code_offset, name, k->code_bytes);
+    }
+    for (uint32_t i = plan_find_section(file, PLAN_LAUNCHES)->count; i-- > 0; l++)
+        l->grid_y = l->grid_z = 1;
+    plan_rehash(file, b->file.bytes);
 }
 
 #endif

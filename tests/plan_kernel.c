@@ -11,6 +11,7 @@
 
 KERNEL void tk_log(void *const *args, const struct plan_step *step, uint32_t first, uint32_t last) {
     struct tiny_log *log = args[1];
+    if (step->stop) return;
     for (uint32_t i = first; i < last; i++) {
         struct tiny_call *call = &log->call[log->n % TINY_LOG];
         call->tag = *(const int32_t *)args[0];
@@ -25,6 +26,7 @@ KERNEL void tk_embed(void *const *args, const struct plan_step *step, uint32_t f
                      uint32_t last) {
     const volatile float *table = args[0];
     float *x = args[1];
+    if (step->stop) return;
     for (uint32_t t = first; t < last && t < step->n_tokens; t++)
         for (uint32_t c = 0; c < TINY_EMBD; c++)
             x[t * TINY_EMBD + c] = table[(uint32_t)step->ids[t] * TINY_EMBD + c];
@@ -34,6 +36,7 @@ KERNEL void tk_store(void *const *args, const struct plan_step *step, uint32_t f
                      uint32_t last) {
     const volatile float *x = args[0];
     float *cache = args[1];
+    if (step->stop) return;
     for (uint32_t t = first; t < last && t < step->n_tokens; t++)
         for (uint32_t c = 0; c < TINY_EMBD; c++)
             cache[(step->pos + t) * TINY_EMBD + c] = x[t * TINY_EMBD + c];
@@ -45,6 +48,7 @@ mix(void *const *args, const struct plan_step *step, uint32_t first, uint32_t la
     uint32_t cols) {
     const float half = *(const float *)args[0], *cache = args[1];
     float *x = args[2];
+    if (step->stop) return;
     for (uint32_t t = first; t < last && t < step->n_tokens; t++)
         for (uint32_t c = 0; c < cols; c++) {
             float sum = cache[begin * TINY_EMBD + c];
@@ -72,6 +76,7 @@ KERNEL void tk_head(void *const *args, const struct plan_step *step, uint32_t fi
                     uint32_t last) {
     const float *table = args[0], *x = (const float *)args[1] + step->row * TINY_EMBD;
     float *logits = args[2];
+    if (step->stop) return;
     for (uint32_t v = first; v < last; v++) {
         float sum = table[v * TINY_EMBD] * x[0];
         for (uint32_t c = 1; c < TINY_EMBD; c++) sum += table[v * TINY_EMBD + c] * x[c];

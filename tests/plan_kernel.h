@@ -1,5 +1,5 @@
 /* Kernels of the tiny plan that plan_builder.h makes: machine code that tests copy out of their own
- * binary. They stand in one section, refer to nothing outside it and carry no instrumentation.
+ * binary. Each leaves everything as it is when the step is stopped, as a GPU's do. They stand in one section, refer to nothing outside it and carry no instrumentation.
  * Tests also call them directly: that is the reference.
  */
 #ifndef PLAN_KERNEL_H

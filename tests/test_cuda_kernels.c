@@ -24,6 +24,7 @@ _Static_assert(sizeof(struct kernel_step) == sizeof(struct plan_step), "plan_ste
 _Static_assert(offsetof(struct kernel_step, pos) == offsetof(struct plan_step, pos), "plan_step.cuh");
 _Static_assert(offsetof(struct kernel_step, row) == offsetof(struct plan_step, row), "plan_step.cuh");
 _Static_assert(offsetof(struct kernel_step, ids) == offsetof(struct plan_step, ids), "plan_step.cuh");
+_Static_assert(offsetof(struct kernel_step, counters) == offsetof(struct plan_step, counters), "plan_step.cuh");
 
 extern const struct simt_kernel simt_kernels_matrix[], simt_kernels_matrix1[], simt_kernels_rows[], simt_kernels_attention[];
 
@@ -98,8 +99,13 @@ static void launch(const struct simt_kernel *k, uint64_t seed, void *const *args
 static struct plan_step *device_step(struct plan_step step) {
     struct plan_step *s = simt_alloc(sizeof *s, "step");
     *s = step;
-    simt_read_only(s);
     return s;
+}
+
+/* After a launch: nothing of the step has changed, so that its counters are zero again. */
+static void step_done(struct plan_step *s, struct plan_step before) {
+    assert_memory_equal(s, &before, sizeof before);
+    simt_free(s);
 }
 
 /* All kernels of a table made from one template. */
@@ -115,6 +121,12 @@ static void each(const struct simt_kernel *table, const char *source, void (*che
     assert_true(n > 0);
 }
 
+/* --- scratch of launches ----------------------------------------------------------------------------- */
+
+/* Sums of the parts of K of all groups of rows. */
+static void *device_parts(const struct simt_kernel *k) {
+    return simt_alloc((size_t)k->grid.x * k->grid.y * key(k, "n") * key(k, "wm") * key(k, "rt") * 16 * 4, "parts");
+}
 static size_t part_bytes(const struct simt_kernel *k) {
     return (size_t)ceil_div(key(k, "ctx"), key(k, "split")) * key(k, "n") * key(k, "n_head") * (key(k, "head_dim") + 1) * 4;
 }
@@ -234,6 +246,8 @@ static double *product(const double *w, const void *x, size_t m, size_t k, size_
     return y;
 }
 
+static unsigned same_bits_seen;
+
 struct matrix { enum quant q; unsigned m, k, n, residual; void *x; uint8_t *w[2]; double *want[2]; };
 
 static double rms(const double *w, size_t n) {
@@ -264,9 +278,12 @@ static void matrix_close(struct matrix *c) {
 }
 
 static void matmul_run(const struct simt_kernel *kernel, const struct matrix *c, unsigned n, uint64_t seed, float *out) {
-    struct plan_step *step = device_step((struct plan_step){ .n_tokens = n });
-    launch(kernel, seed, (void *[]){ c->x, c->w[0], out, step });
-    simt_free(step);
+    const struct plan_step before = { .n_tokens = n };
+    struct plan_step *step = device_step(before);
+    void *parts = device_parts(kernel);
+    launch(kernel, seed, (void *[]){ c->x, c->w[0], out, parts, step });
+    step_done(step, before);
+    simt_free(parts);
 }
 
 static void matmul_check(const struct simt_kernel *kernel, const struct matrix *c, unsigned n, uint64_t seed) {
@@ -301,7 +318,7 @@ static void check_matmul(const struct simt_kernel *kernel) {
 }
 
 static void test_matmul(void **state) { (void)state; each(simt_kernels_matrix, "matmul", check_matmul); }
-static void test_matmul_one_token(void **state) { (void)state; each(simt_kernels_matrix1, "matmul", check_matmul); }
+static void test_matmul_few_tokens(void **state) { (void)state; each(simt_kernels_matrix1, "matmul", check_matmul); }
 
 static double silu(double x) { return x / (1 + exp(-x)); }
 
@@ -309,10 +326,13 @@ static void gate_up_check(const struct simt_kernel *kernel, const struct matrix 
     double *want = malloc((size_t)n * c->m * sizeof *want);
     for (size_t i = 0; i < (size_t)n * c->m; i++) want[i] = silu(c->want[0][i]) * c->want[1][i];
     uint8_t *out = simt_alloc(x16_bytes(c->n, c->m), "out");
-    struct plan_step *step = device_step((struct plan_step){ .n_tokens = n });
-    launch(kernel, seed, (void *[]){ c->x, c->w[0], c->w[1], out, step });
+    const struct plan_step before = { .n_tokens = n };
+    struct plan_step *step = device_step(before);
+    void *parts = device_parts(kernel);
+    launch(kernel, seed, (void *[]){ c->x, c->w[0], c->w[1], out, parts, step });
     assert_x16(out, c->n, c->m, n, want, 2e-5);
-    simt_free(step);
+    step_done(step, before);
+    simt_free(parts);
     simt_free(out);
     free(want);
 }
@@ -326,7 +346,91 @@ static void check_gate_up(const struct simt_kernel *kernel) {
 }
 
 static void test_gate_up(void **state) { (void)state; each(simt_kernels_matrix, "gate_up", check_gate_up); }
-static void test_gate_up_one_token(void **state) { (void)state; each(simt_kernels_matrix1, "gate_up", check_gate_up); }
+static void test_gate_up_few_tokens(void **state) { (void)state; each(simt_kernels_matrix1, "gate_up", check_gate_up); }
+
+/* --- q, k and v -------------------------------------------------------------------------------------- */
+
+struct qkv_case { unsigned n, k, rows[3]; void *x; uint8_t *w[3]; double *want[3]; };
+
+static void qkv_open(struct qkv_case *c, const struct simt_kernel *kernel) {
+    static const char *const quants[] = { "quant", "quant_k", "quant_v" };
+    *c = (struct qkv_case){ .n = key(kernel, "n"), .k = key(kernel, "k"), .rows = { key(kernel, "m"), key(kernel, "m_kv"), key(kernel, "m_kv") } };
+    c->x = x16_random(c->n, c->k, seed_next += 100000, 1);
+    for (unsigned i = 0; i < 3; i++) {
+        enum quant q = 0;
+        while (strcmp(quant_formats[q].name, simt_string(kernel, quants[i]))) q++;
+        uint8_t *tensor = random_tensor(q, c->rows[i], c->k);
+        double *w = decoded(q, tensor, (size_t)c->rows[i] * c->k);
+        c->w[i] = packed(q, tensor, c->rows[i], c->k);
+        c->want[i] = product(w, c->x, c->rows[i], c->k, c->n);
+        free(w);
+        free(tensor);
+    }
+}
+
+static void qkv_check(const struct simt_kernel *kernel, const struct qkv_case *c, unsigned n, uint64_t seed) {
+    const struct plan_step before = { .n_tokens = n };
+    struct plan_step *step = device_step(before);
+    void *parts = device_parts(kernel);
+    float *out[3];
+    for (unsigned i = 0; i < 3; i++) out[i] = simt_alloc((size_t)c->n * c->rows[i] * sizeof *out[i], "out");
+    launch(kernel, seed, (void *[]){ c->x, c->w[0], c->w[1], c->w[2], out[0], out[1], out[2], parts, step });
+    for (unsigned i = 0; i < 3; i++) {
+        unsigned m = c->rows[i];
+        for (unsigned t = 0; t < n; t++) assert_near(out[i] + (size_t)t * m, c->want[i] + (size_t)t * m, m, 2e-5);
+        assert_poison(out[i] + (size_t)n * m, (size_t)(c->n - n) * m * sizeof *out[i]);
+        simt_free(out[i]);
+    }
+    step_done(step, before);
+    simt_free(parts);
+}
+
+static void check_qkv(const struct simt_kernel *kernel) {
+    struct qkv_case c;
+    qkv_open(&c, kernel);
+    for (unsigned n = bucket_first(c.n); n <= c.n; n += 1 + below(3)) qkv_check(kernel, &c, n, n % 3);
+    qkv_check(kernel, &c, c.n, 0);
+    simt_free(c.x);
+    for (unsigned i = 0; i < 3; i++) simt_free(c.w[i]), free(c.want[i]);
+}
+
+static void test_qkv(void **state) { (void)state; each(simt_kernels_matrix, "qkv", check_qkv); }
+static void test_qkv_few_tokens(void **state) { (void)state; each(simt_kernels_matrix1, "qkv", check_qkv); }
+
+/* A token has the same bits alone and in a bucket of 8. */
+static void check_same_bits(const struct simt_kernel *one) {
+    const struct simt_kernel *eight = NULL;
+    struct matrix c;
+    if (key(one, "n") != 1) return;
+    for (const struct simt_kernel *k = one + 1; k->source && !eight; k++)
+        if (!strcmp(k->source, "matmul") && key(k, "n") == 8 && key(k, "m") == key(one, "m") && key(k, "k") == key(one, "k") &&
+            key(k, "residual") == 0 && !strcmp(simt_string(k, "quant"), simt_string(one, "quant")))
+            eight = k;
+    if (!eight || key(one, "residual")) return;
+    matrix_open(&c, eight, 1);
+    float *all = simt_alloc(8 * (size_t)c.m * sizeof *all, "out"), *alone = simt_alloc(c.m * sizeof *alone, "out");
+    uint8_t *x8 = c.x;
+    matmul_run(eight, &c, 8, 0, all);
+    for (unsigned t = 0; t < 8; t++) {
+        uint8_t *x1 = c.x = simt_alloc(x16_bytes(1, c.k), "x16");
+        memset(x1, 0, x16_bytes(1, c.k));
+        for (unsigned k = 0; k < c.k; k++) memcpy(x1 + 2 * x16_place(1, 0, k), x8 + 2 * x16_place(8, t, k), 2);
+        for (unsigned b = 0; b < c.k / 32; b++) memcpy(x1 + x16_sums_at(1, c.k) + b * 4, x8 + x16_sums_at(8, c.k) + (b * 8 + t) * 4, 4);
+        matmul_run(one, &c, 1, t, alone);
+        assert_memory_equal(alone, all + (size_t)t * c.m, c.m * sizeof *alone);
+        simt_free(x1);
+    }
+    c.x = x8;
+    same_bits_seen++;
+    simt_free(all), simt_free(alone);
+    matrix_close(&c);
+}
+
+static void test_same_bits(void **state) {
+    (void)state;
+    each(simt_kernels_matrix1, "matmul", check_same_bits);
+    assert_true(same_bits_seen > 0);
+}
 
 /* --- per token ------------------------------------------------------------------------------------- */
 
@@ -556,14 +660,20 @@ static const struct simt_kernel *combine_of(const struct simt_kernel *attention)
     return NULL;
 }
 
+/* Attention and the joining of its splits: one kernel, or two. */
 static void attention_run(const struct simt_kernel *kernel, const struct attention_case *c, uint64_t seed, uint8_t *out) {
-    const struct simt_kernel *combine = combine_of(kernel);
-    struct plan_step *step = device_step((struct plan_step){ .n_tokens = c->n, .pos = c->pos });
+    const struct plan_step before = { .n_tokens = c->n, .pos = c->pos };
+    struct plan_step *step = device_step(before);
     void *part = simt_alloc(part_bytes(kernel), "part");
-    launch(kernel, seed, (void *[]){ c->q, c->k, c->v, part, step });
-    launch(combine, seed, (void *[]){ part, out, step });
+    if (key(kernel, "join")) {
+        launch(kernel, seed, (void *[]){ c->q, c->k, c->v, part, out, step });
+    } else {
+        const struct simt_kernel *combine = combine_of(kernel);
+        launch(kernel, seed, (void *[]){ c->q, c->k, c->v, part, step });
+        launch(combine, seed, (void *[]){ part, out, step });
+    }
     simt_free(part);
-    simt_free(step);
+    step_done(step, before);
 }
 
 static void attention_check(const struct simt_kernel *kernel, unsigned n, unsigned context, float amplitude) {
@@ -600,13 +710,15 @@ static void check_attention(const struct simt_kernel *kernel) {
 }
 
 static void test_attention(void **state) { (void)state; each(simt_kernels_attention, "attention", check_attention); }
+static void test_attention_part(void **state) { (void)state; each(simt_kernels_attention, "attention_part", check_attention); }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_embed), cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_act_mul),
         cmocka_unit_test(test_rope_store), cmocka_unit_test(test_rope_store_qknorm), cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_matmul_one_token), cmocka_unit_test(test_matmul), cmocka_unit_test(test_gate_up_one_token),
-        cmocka_unit_test(test_gate_up),
+        cmocka_unit_test(test_matmul_few_tokens), cmocka_unit_test(test_matmul), cmocka_unit_test(test_gate_up_few_tokens),
+        cmocka_unit_test(test_gate_up), cmocka_unit_test(test_qkv_few_tokens), cmocka_unit_test(test_qkv), cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_attention_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

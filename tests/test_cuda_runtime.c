@@ -18,6 +18,8 @@
 #include <sys/wait.h>
 #include <cmocka.h>
 
+#include "generate_check.h"
+
 static int n_allocations;
 
 #define WRAP(type, name, params, args)  \
@@ -102,24 +104,8 @@ static void expect_clean(void) {
 /* ---- a tiny CUDA plan ---- */
 
 static void tiny_cuda(struct plan_builder *b, const char *mix) {
-    tiny_build(b, NULL);
-    uint8_t *file = b->file.data;
-    struct plan_info *info = plan_find(file, PLAN_INFO);
-    struct plan_kernel *k = plan_find(file, PLAN_KERNELS);
-    struct plan_launch *l = plan_find(file, PLAN_LAUNCHES);
-    const char *strings = plan_find(file, PLAN_STRINGS);
-    uint8_t *code = plan_find(file, PLAN_CODE);
-    info->device = PLAN_DEVICE_CUDA, info->isa = PLAN_ISA_SM;
-    info->sm_arch = 87, info->driver_min = 12060;
-    for (uint32_t i = plan_find_section(file, PLAN_KERNELS)->count; i-- > 0; k++) {
-        const char *name = strings + k->name;
-        if (mix && !strcmp(name, "tk_mix")) name = mix;
-        k->entry = 0, k->code_bytes = strlen(name) + 1;
-        memcpy(code + k->code_offset, name, k->code_bytes);
-    }
-    for (uint32_t i = plan_find_section(file, PLAN_LAUNCHES)->count; i-- > 0; l++)
-        l->grid_y = l->grid_z = 1;
-    plan_rehash(file, b->file.bytes);
+    tiny_build(b, &(struct tiny_options){.chooses = true});
+    tiny_to_cuda(b, mix);
 }
 
 static struct jllm_plan *open_built(struct plan_builder *b, const struct jllm_options *o, struct jllm_error *e) {
@@ -244,6 +230,128 @@ static void test_rows_and_sessions(void **state) {
     expect_clean();
 }
 
+static void generate_all(const struct jllm_options *o, uint64_t features) {
+    struct jllm_plan *plan = open_tiny(o, features);
+    struct jllm_session *s = new_session(plan), *other = new_session(plan);
+    check_generate(s, prompt);
+    check_generate_refusals(other, prompt);
+    check_generate_not_finite(s, prompt);
+    check_candidates(other, prompt);
+    check_generate(s, prompt);
+    jllm_session_free(s);
+    jllm_session_free(other);
+    jllm_close(plan);
+    expect_clean();
+}
+
+static void test_generate(void **state) {
+    (void)state;
+    generate_all(NULL, 0);
+    generate_all(NULL, PLAN_CUDA_LAUNCHES);
+    generate_all(&(struct jllm_options){.single_launches = true}, 0);
+}
+
+static bool count_token(void *user, int32_t id) {
+    (void)id;
+    ++*(size_t *)user;
+    return true;
+}
+
+/* The device is one step ahead of what has been read, no more; nothing but candidates comes to the host. */
+static bool watch_ahead(void *user, int32_t id) {
+    struct { long first; size_t n; } *w = user;
+    (void)id;
+    assert_int_equal(seen->graphs - w->first, w->n + 2 < 10 ? w->n + 2 : 10);
+    w->n++;
+    return true;
+}
+
+static void test_one_step_ahead(void **state) {
+    (void)state;
+    struct jllm_error e = {0};
+    struct jllm_plan *plan = open_tiny(NULL, 0);
+    struct jllm_session *s = new_session(plan);
+    struct jllm_candidate list[5];
+    ASSERT_OK(jllm_prefill(s, prompt, 20, &e));
+    struct { long first; size_t n; } watch = {seen->graphs, 0};
+    ASSERT_OK(jllm_generate(s, 1, 10, NULL, 0, watch_ahead, &watch, &e));
+    assert_int_equal(watch.n, 10);
+    assert_int_equal(seen->graphs - watch.first, 10);
+    assert_int_equal(seen->to_host_bytes, 0);
+    assert_int_equal(jllm_candidates(s, list, 5, &e), 5);
+    assert_int_equal(seen->to_host_bytes, 5 * 8);
+    jllm_session_free(s);
+    jllm_close(plan);
+}
+
+/* The fake's clock is exact: 10 a kernel and 1 an item. */
+static void times_all(const struct jllm_options *o, uint64_t features) {
+    struct jllm_error e = {0};
+    struct jllm_plan *plan = open_tiny(o, features);
+    struct jllm_session *s = new_session(plan);
+    size_t bytes;
+    const struct plan_launch *l = jllm_plan_section(plan, PLAN_LAUNCHES, &bytes);
+    const struct plan_phase *p = jllm_plan_section(plan, PLAN_PHASES, &bytes);
+    uint32_t list[150];
+    double us[3 * 150], sum = 0;
+    p += TINY_PHASE_16;
+    ASSERT_OK(jllm_prefill(s, prompt, 7, &e));
+    for (uint32_t i = 0; i < 150; i++) {
+        list[i] = p->first_launch + i % p->n_launches;
+        sum += 10 + l[list[i]].items;
+    }
+    ASSERT_OK(jllm_time(s, list, 150, false, 3, us, &e));
+    for (uint32_t i = 0; i < 150; i++) assert_true(fabs(us[i] - 10 - l[list[i]].items) < 1e-3);
+    ASSERT_OK(jllm_time(s, list, 150, true, 2, us, &e));
+    assert_true(fabs(us[0] - sum) < 1e-2);
+    assert_null(jllm_logits(s));
+    assert_int_equal(jllm_position(s), 7);
+    ASSERT_OK(jllm_decode(s, prompt[7], &e));
+    expect_logits(s, 8);
+    list[1] = 0;
+    assert_false(jllm_time(s, list, 2, true, 1, us, &e) || jllm_time(s, list, 0, true, 1, us, &e) ||
+                 jllm_time(s, list, 1, true, 0, us, &e));
+    expect_sentence(&e, JLLM_BAD_USE, "one phase's launches");
+    expect_logits(s, 8);
+    jllm_session_free(s);
+    jllm_close(plan);
+    expect_clean();
+}
+
+static void test_times(void **state) {
+    (void)state;
+    times_all(NULL, 0);
+    times_all(NULL, PLAN_CUDA_LAUNCHES);
+    times_all(&(struct jllm_options){.single_launches = true}, 0);
+}
+
+/* A decode phase without a choice ends in a sentence, not in waiting. */
+static void test_no_choice(void **state) {
+    (void)state;
+    struct plan_builder b;
+    struct jllm_error e = {0};
+    size_t n = 0;
+    tiny_cuda(&b, NULL);
+    struct plan_phase *p = plan_find(b.file.data, PLAN_PHASES);
+    p[TINY_PHASE_DECODE].n_launches--;
+    struct plan_section *tests = plan_find_section(b.file.data, PLAN_TESTS);   /* the last are of what is left out */
+    tests->count -= 2, tests->bytes -= 2 * sizeof(struct plan_test);
+    struct jllm_plan *plan = open_built(&b, NULL, &e);
+    if (!plan) fail_msg("%s", e.text);
+    struct jllm_session *s = new_session(plan);
+    ASSERT_OK(jllm_prefill(s, prompt, 9, &e));
+    assert_false(jllm_generate(s, 1, 5, NULL, 0, count_token, &n, &e));
+    expect_sentence(&e, JLLM_BAD_PLAN, "decode phase ended without a choice");
+    assert_int_equal(n, 0);
+    jllm_reset(s, 0);
+    ASSERT_OK(jllm_prefill(s, prompt, 9, &e));
+    expect_logits(s, 9);
+    jllm_session_free(s);
+    jllm_close(plan);
+    build_free(&b);
+    expect_clean();
+}
+
 /* Logits travel when somebody looks at them, once. */
 static void test_logits_are_fetched_on_demand(void **state) {
     (void)state;
@@ -326,6 +434,11 @@ static void test_nothing_is_allocated(void **state) {
     ASSERT_OK(jllm_prefill(s, prompt, 33, &e));
     ASSERT_OK(jllm_decode(s, prompt[33], &e));
     assert_non_null(jllm_logits(s));
+    size_t n_tokens = 0;
+    struct jllm_candidate list[JLLM_CANDIDATES_MAX];
+    ASSERT_OK(jllm_generate(s, 1, 8, NULL, 0, count_token, &n_tokens, &e));
+    assert_int_equal(n_tokens, 8);
+    assert_int_equal(jllm_candidates(s, list, JLLM_CANDIDATES_MAX, &e), TINY_VOCAB);
     jllm_reset(s, 0);
     assert_false(jllm_decode(s, -1, &e));
     assert_int_equal(n_allocations, 0);
@@ -341,6 +454,7 @@ static void test_info(void **state) {
     assert_string_equal(info->device, "cuda");
     assert_string_equal(info->device_name, "Fake GPU");
     assert_true(info->peak_gbps == 64);
+    assert_int_equal(info->n_units, 8);
     jllm_close(plan);
     expect_clean();
 }
@@ -550,6 +664,13 @@ static bool whole_life(const struct jllm_options *o, const char *path, struct jl
     ok = ok && jllm_decode(s, prompt[17], first);
     if (ok && jllm_logits(s)) expect_logits(s, 18);
     else if (ok) ok = false, *first = *jllm_session_failure(s);
+    struct jllm_candidate list[4];
+    size_t n_tokens = 0;
+    ok = ok && jllm_generate(s, 1, 4, NULL, 0, count_token, &n_tokens, first) && jllm_candidates(s, list, 4, first);
+    if (ok) assert_int_equal(n_tokens, 4);
+    const uint32_t launches[2] = {0, 2};
+    double us[2];
+    ok = ok && jllm_time(s, launches, 2, false, 1, us, first) && jllm_time(s, launches, 2, true, 1, us, first);
     if (s && !ok) {
         jllm_reset(s, 0);
         assert_false(jllm_prefill(s, prompt, 3, &later));
@@ -650,26 +771,26 @@ static void test_failures_are_named(void **state) {
 
 /* ---- the program ---- */
 
-/* jllm-run in a process of its own; what it wrote to stderr. */
-static int run_program(const char *path, const char *const *args, char *err, size_t room) {
+/* A program in a process of its own; what it wrote to stdout (1) or stderr (2). */
+static int run_program(const char *name, const char *path, const char *const *args, int stream, char *out, size_t room) {
     int ends[2];
     char program[4100];
-    const char *argv[10] = {program, path};
-    snprintf(program, sizeof program, "%s/jllm-run", folder);
+    const char *argv[16] = {program, path};
+    snprintf(program, sizeof program, "%s/%s", folder, name);
     for (size_t i = 0; args[i]; i++) argv[i + 2] = args[i];
     assert_int_equal(pipe(ends), 0);
     pid_t child = fork();
     if (child == 0) {
         int null = open("/dev/null", O_WRONLY);
-        dup2(null, 1);
-        dup2(ends[1], 2);
+        dup2(null, 3 - stream);
+        dup2(ends[1], stream);
         execv(program, (char *const *)(uintptr_t)argv);
         _exit(127);
     }
     close(ends[1]);
     size_t n = 0;
-    for (ssize_t got; n + 1 < room && (got = read(ends[0], err + n, room - n - 1)) > 0;) n += (size_t)got;
-    err[n] = 0;
+    for (ssize_t got; n + 1 < room && (got = read(ends[0], out + n, room - n - 1)) > 0;) n += (size_t)got;
+    out[n] = 0;
     close(ends[0]);
     int status = 0;
     waitpid(child, &status, 0);
@@ -678,7 +799,7 @@ static int run_program(const char *path, const char *const *args, char *err, siz
 
 static void expect_exit(const char *path, const char *const *args, int code, const char *words) {
     char err[4096];
-    int got = run_program(path, args, err, sizeof err);
+    int got = run_program("jllm-run", path, args, 2, err, sizeof err);
     if (got != code) fail_msg("exit code %d instead of %d: %s", got, code, err);
     if (!code) return;
     const char *end = strchr(err, '\n');
@@ -719,15 +840,99 @@ static void test_exit_codes(void **state) {
     build_free(&b);
 }
 
+/* Whatever is chosen then, logits are finite. */
+static void make_finite(struct plan_builder *b) {
+    const struct plan_piece *p = plan_find(b->file.data, PLAN_WEIGHTS);
+    float *embed = (void *)(b->file.data + PLAN_HEADER_BYTES + p[1].offset);
+    memset(embed + TINY_HUGE_ID * TINY_EMBD, 0, 2 * TINY_EMBD * sizeof *embed);
+}
+
+/* Wherever the device dies, while it runs ahead too, there is one line and the exit code of a device. */
+static void bench_dies(const char *path, const char *const *args, int apart) {
+    char err[4096];
+    int n_failed = 0;
+    play("");
+    if (run_program("jllm-bench", path, args, 2, err, sizeof err)) fail_msg("%s", err);
+    assert_string_equal(err, "");
+    for (int n = 10; n < 10000; n += apart, n_failed++) {
+        play("die=%d", n);
+        int code = run_program("jllm-bench", path, args, 2, err, sizeof err);
+        if (code == 0) break;
+        const char *end = strchr(err, '\n');
+        if (code != 3 || strncmp(err, "error: ", 7) || !end || end[1]) fail_msg("exit code %d: %s", code, err);
+    }
+    assert_true(n_failed > 20 && n_failed < 200);
+    play("");
+}
+
+static void test_bench(void **state) {
+    (void)state;
+    static const char *const tests[] = {"-p", "3", "-n", "6", "-r", "1", NULL}, *const ops[] = {"--ops", "1", "-r", "1", NULL};
+    struct plan_builder b;
+    tiny_cuda(&b, NULL);
+    make_finite(&b);
+    char *path = plan_write(b.file.data, b.file.bytes);
+    bench_dies(path, tests, 7);
+    bench_dies(path, ops, 41);
+    unlink(path);
+    free(path);
+    build_free(&b);
+}
+
+/* Numbers of the fake's clock: each kernel of decode and of a bucket, the one that loses most first. */
+static void test_bench_ops(void **state) {
+    (void)state;
+    static const char *const jsonl[] = {"--ops", "1,16", "-r", "2", "-o", "jsonl", NULL}, *const md[] = {"--ops", "-r", "2", NULL};
+    static const struct { const char *phase, *kernel; int us; } want[] = {
+        {"decode", "head", 50}, {"decode", "log", 11}, {"decode", "embed", 11}, {"decode", "store", 11}, {"decode", "mix", 11},
+        {"decode", "choose", 11}, {"prefill 16", "copy", 170}, {"prefill 16", "embed", 26}, {"prefill 16", "store", 26},
+        {"prefill 16", "mix", 26}, {"prefill 16", "log", 11},
+    };
+    enum { ROWS = sizeof want / sizeof *want };
+    struct plan_builder b;
+    static char out[20000], words[200];
+    double lost_before = INFINITY, lost;
+    size_t n = 0;
+    tiny_cuda(&b, NULL);
+    char *path = plan_write(b.file.data, b.file.bytes);
+    play("");
+    assert_int_equal(run_program("jllm-bench", path, jsonl, 1, out, sizeof out), 0);
+    for (const char *p = out; (p = strstr(p, "\"lost_us\":")); p++, n++) {
+        if (n == 6) lost_before = INFINITY;   /* the next phase */
+        assert_int_equal(sscanf(p, "\"lost_us\":%lf", &lost), 1);
+        assert_true(lost <= lost_before);
+        lost_before = lost;
+    }
+    assert_int_equal(n, ROWS);
+    for (size_t i = 0; i < ROWS; i++) {
+        snprintf(words, sizeof words, "{\"phase\":\"%s\",\"op\":\"\",\"template\":\"%s\"", want[i].phase, want[i].kernel);
+        const char *row = strstr(out, words);
+        if (!row) fail_msg("no %s in %s", words, out);
+        snprintf(words, sizeof words, "\"us\":%d", want[i].us);
+        const char *us = strstr(row, "\"us\":"), *end = strchr(row, '\n');
+        assert_true(us && us < end && fabs(strtod(us + 5, NULL) - want[i].us) < 1e-3);
+        assert_true(strstr(row, "\"gpu_units\":8") < end && strstr(row, "\"launches\":1") < end);
+    }
+    assert_int_equal(run_program("jllm-bench", path, md, 1, out, sizeof out), 0);
+    assert_non_null(strstr(out, "Fake GPU, 8 multiprocessors in use, 64.0 GB/s"));
+    assert_non_null(strstr(out, "| prefill 8 |"));
+    unlink(path);
+    free(path);
+    build_free(&b);
+}
+
 int main(void) {
 #define TEST(f) cmocka_unit_test_setup(f, start)
     const struct CMUnitTest tests[] = {
         TEST(test_as_on_a_cpu),      TEST(test_rows_and_sessions), TEST(test_logits_are_fetched_on_demand),
+        TEST(test_generate),         TEST(test_one_step_ahead),    TEST(test_no_choice),
+        TEST(test_times),
         TEST(test_not_finite),       TEST(test_selftest),          TEST(test_nothing_is_allocated),
         TEST(test_info),             TEST(test_large),             TEST(test_memory_is_asked_first),
         TEST(test_no_driver),        TEST(test_no_device),         TEST(test_architectures),
         TEST(test_every_call_fails), TEST(test_device_dies),       TEST(test_shared_memory_and_threads),
         TEST(test_failures_are_named), TEST(test_memory_runs_out), TEST(test_exit_codes),
+        TEST(test_bench),            TEST(test_bench_ops),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -269,6 +269,52 @@ static void test_open(void **state) {
     rmdir(folder);
 }
 
+/* A header without its weights, or with some of them: places and sizes are known, contents are not made up, and gguf_parse
+ * takes none of it. */
+static void test_header_alone(void **state) {
+    (void)state;
+    char folder[] = "/tmp/test_gguf.XXXXXX", path[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/m.gguf", folder);
+    struct builder b = small();
+    struct buffer file = build_finish(&b);
+    struct outcome whole;
+    outcome_open(&whole, file.data, file.bytes);
+    uint64_t header = whole.gguf.data_offset, first_end = whole.gguf.tensors[0].offset + whole.gguf.tensors[0].bytes;
+    for (uint64_t bytes = header; bytes < file.bytes; bytes++) {
+        struct outcome o;
+        outcome_open(&o, file.data, bytes);
+        assert_false(o.ok);
+        assert_true(file_write(path, file.data, bytes));
+        assert_true(gguf_open_header(&o.gguf, path, &o.arena, &o.diag));
+        assert_int_equal(o.gguf.whole_bytes, file.bytes);
+        for (uint64_t i = 0; i < 2; i++) {
+            assert_int_equal(o.gguf.tensors[i].offset, whole.gguf.tensors[i].offset);
+            assert_int_equal(o.gguf.tensors[i].bytes, whole.gguf.tensors[i].bytes);
+        }
+        assert_int_equal(o.gguf.tensors[0].data != NULL, bytes >= first_end);
+        assert_null(o.gguf.tensors[1].data);
+        gguf_close(&o.gguf);
+        outcome_close(&o);
+    }
+    struct outcome o;
+    outcome_open(&o, "", 0);
+    assert_true(file_write(path, file.data, file.bytes));
+    assert_true(gguf_open_header(&o.gguf, path, &o.arena, &o.diag));
+    assert_memory_equal(o.gguf.tensors[1].data, whole.gguf.tensors[1].data, whole.gguf.tensors[1].bytes);
+    gguf_close(&o.gguf);
+    assert_false(gguf_open_header(&o.gguf, folder, &o.arena, &o.diag));
+    assert_false(gguf_open_header(&o.gguf, "/dev/null", &o.arena, &o.diag));
+    assert_false(gguf_open_header(&o.gguf, "/dev/zero", &o.arena, &o.diag));
+    fflush(o.diag.out);
+    expect_texts(o.text, TEXTS("Is a directory", "/dev/null: the file is empty", "/dev/zero: this is not a GGUF model"));
+    outcome_close(&o);
+    outcome_close(&whole);
+    buffer_free(&file);
+    unlink(path);
+    rmdir(folder);
+}
+
 /* ---- hostile counts ---- */
 
 static void test_counts(void **state) {
@@ -546,6 +592,7 @@ int main(void) {
         cmocka_unit_test(test_alignments),     cmocka_unit_test(test_no_tensors),
         cmocka_unit_test(test_every_cut),      cmocka_unit_test(test_other_files),
         cmocka_unit_test(test_versions),       cmocka_unit_test(test_open),
+        cmocka_unit_test(test_header_alone),
         cmocka_unit_test(test_counts),         cmocka_unit_test(test_count_limits),
         cmocka_unit_test(test_string_lengths), cmocka_unit_test(test_arrays),
         cmocka_unit_test(test_nested_arrays),  cmocka_unit_test(test_keys),

@@ -555,8 +555,8 @@ class Plans(Hostile):
 
     def test_another_version(self):
         data = bytearray(self.whole)
-        data[8:12] = struct.pack("<I", 2)
-        self.refuse_plan(data, r"version 2\b")
+        data[8:12] = struct.pack("<I", 1)
+        self.refuse_plan(data, r"version 1\b")
 
     def test_text_mode_damage(self):
         self.refuse_plan(self.whole.replace(b"\r\n", b"\n"))

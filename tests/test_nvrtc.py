@@ -372,6 +372,32 @@ class Templates(Cuda):
                     self.assertLessEqual(t["ratio"], 1.03, t)
                 self.assertEqual([m["name"] for m in facts["memory"]], ["weights", "cache", "activations", "code", "reserve", "total"])
 
+    def test_explain(self):
+        """Resources are the compiler's, occupancy is what the limits of 8.7 make of them; of the model alone nothing is made up."""
+        n = max(FOUND.values(), key=lambda n: n.version)
+        model, out = product.model(*FAMILIES["llama"], "--type", "q4_k"), product.path("nvrtc/explain.plan")
+        flags = ("--spec", "orin_nano", "--set", "buckets=8,64", "--set", f"target.cuda={n.cuda}")
+        self.ok(product.run("jllmc", "compile", model, *flags, "--nvrtc", n.path, "-q", "-o", out, timeout=600))
+        inspected = {k["name"]: k for k in code(out)[0]["kernels"]}
+        rows = json.loads(self.ok(product.run("jllmc", "explain", out, "-o", "json", asan=True)).text)["kernels"]
+        self.assertEqual({r["kernel"] for r in rows}, set(inspected))
+        for r in rows:
+            k, warps = inspected[r["kernel"]], -(-r["threads"] // 32)
+            with self.subTest(r["kernel"]):
+                shared = k["shared_bytes"] + k["dynamic_shared_bytes"]
+                self.assertEqual((r["registers"], r["spill_bytes"], r["shared_bytes"]), (k["registers"], k["spill_bytes"], shared))
+                by = {"warps": 48 // warps, "blocks": 16, "registers": 65536 // (-(-r["registers"] * 32 // 256) * 256) // 4 * 4 // warps,
+                      "shared memory": 164 * 1024 // (-(-(shared + 1024) // 128) * 128)}
+                self.assertEqual((r["blocks_per_sm"], r["blocks_per_sm"]), (min(by.values()), by[r["limited_by"]]))
+                self.assertEqual(r["warps_per_sm"], r["blocks_per_sm"] * warps)
+                self.assertAlmostEqual(r["occupancy"], r["warps_per_sm"] / 48, places=4)
+                self.assertAlmostEqual(r["waves"], r["blocks"] / (8 * r["blocks_per_sm"]), delta=1e-4 * r["waves"])
+        unknown = ("registers", "spill_bytes", "blocks_per_sm", "warps_per_sm", "occupancy", "limited_by", "waves", "shared_bytes")
+        of_model = json.loads(self.ok(product.run("jllmc", "explain", model, *flags, "-o", "json", asan=True)).text)["kernels"]
+        for a, b in zip(rows, of_model):
+            self.assertEqual({b[k] for k in unknown[:-1]}, {None})
+            self.assertEqual({k: v for k, v in a.items() if k not in unknown}, {k: v for k, v in b.items() if k not in unknown})
+
     def test_plain_launches(self):
         n = max(FOUND.values(), key=lambda n: n.version)
         out = product.path("nvrtc/plain.plan")

@@ -11,7 +11,7 @@ static struct plan_builder tiny;
 
 static int setup(void **state) {
     (void)state;
-    tiny_build(&tiny, NULL);
+    tiny_build(&tiny, &(struct tiny_options){.chooses = true});
     return 0;
 }
 
@@ -42,7 +42,8 @@ static void test_whole(void **state) {
     struct jllm_error e = {0};
     assert_true(plan_check(&v, tiny.file.data, tiny.file.bytes, &e));
     assert_int_equal(v.info->n_vocab, TINY_VOCAB);
-    assert_int_equal(v.n_phases, 5);
+    assert_int_equal(v.n_phases, 6);
+    assert_int_equal(v.candidates_phase, TINY_PHASE_CANDIDATES);
     assert_int_equal(v.head_phase, TINY_PHASE_HEAD);
     assert_int_equal(v.decode_phase, TINY_PHASE_DECODE);
     assert_string_equal(v.strings + v.info->model_name, "tiny");
@@ -108,9 +109,9 @@ static void test_what_it_is_instead(void **state) {
     memcpy(file, "\xc2\x89JLM\r\n\x1a", 8);     /* taken for Latin-1 and made UTF-8 */
     expect_refused(file, n, "text mode");
     memcpy(file, PLAN_MAGIC, 8);
-    h->version = 2;
+    h->version = 1;
     plan_rehash(file, n);
-    expect_refused(file, n, "format version 2");
+    expect_refused(file, n, "format version 1");
     h->version = __builtin_bswap32(PLAN_VERSION);
     h->header_bytes = __builtin_bswap32(PLAN_HEADER_BYTES);
     expect_refused(file, n, "byte order");
@@ -181,6 +182,8 @@ static void test_info(void **state) {
     INFO(p->logits_offset += 4, "logits_offset % PLAN_ARENA_ALIGN");
     INFO(p->logits_offset = UINT64_MAX - 63, "n->logits_offset, 4ull");
     INFO(p->hidden_offset = UINT64_MAX - 63, "n->hidden_offset, 4ull");
+    INFO(p->candidates_offset += 4, "candidates_offset % PLAN_ARENA_ALIGN");
+    INFO(p->candidates_offset = UINT64_MAX - 63, "candidates_offset, 8");
     INFO(p->hidden_offset = 8, "hidden_offset % PLAN_ARENA_ALIGN");
     INFO(p->n_embd = UINT32_MAX, "n->hidden_offset, 4ull");
     INFO(p->n_embd = 0, "n->n_embd");
@@ -201,10 +204,12 @@ static void test_code_and_launches(void **state) {
 #define ARG_ROW(change, words) CONTRADICTION(PLAN_ARGS, struct plan_arg, change, words)
 #define LAUNCH_ROW(change, words) CONTRADICTION(PLAN_LAUNCHES, struct plan_launch, change, words)
     KERNEL_ROW(p[2].name = UINT32_MAX, "kernel 2");
+    KERNEL_ROW(p[2].template_name = UINT32_MAX, "kernel 2");
+    KERNEL_ROW(p[2].quant = UINT32_MAX, "kernel 2");
     KERNEL_ROW(p[1].code_offset += 64, "k->code_offset % align");
     KERNEL_ROW(p[1].code_offset = UINT64_MAX - 4095, "k->code_bytes, v->n_code");
     KERNEL_ROW(p[1].code_bytes = UINT64_MAX, "k->code_bytes, v->n_code");
-    KERNEL_ROW(p[5].code_bytes++, "k->code_bytes, v->n_code");
+    KERNEL_ROW(p[7].code_bytes++, "k->code_bytes, v->n_code");
     KERNEL_ROW(p[1].entry = p[1].code_bytes, "k->entry");
     ARG_ROW(p[0].space = 0, "argument 0");
     ARG_ROW(p[0].space = PLAN_SPACE_END, "argument 0");
@@ -214,7 +219,7 @@ static void test_code_and_launches(void **state) {
     ARG_ROW(p[1].piece = 1, "a->piece == 0");
     ARG_ROW(p[1].offset += 4, "PLAN_ARENA_ALIGN");
     ARG_ROW((p[1].space = PLAN_SPACE_STEP, p[1].offset = 0, p[1].bytes = 5000), "argument 1");
-    LAUNCH_ROW(p[3].kernel = 6, "launch 3");
+    LAUNCH_ROW(p[3].kernel = 8, "launch 3");
     LAUNCH_ROW(p[3].op = UINT32_MAX, "launch 3");
     LAUNCH_ROW(p[3].n_args = PLAN_ARGS_MAX + 1, "launch 3");
     LAUNCH_ROW(p[3].first_arg = UINT32_MAX, "launch 3");
@@ -229,7 +234,9 @@ static void test_phases_and_cover(void **state) {
     (void)state;
 #define PHASE_ROW(change, words) CONTRADICTION(PLAN_PHASES, struct plan_phase, change, words)
     PHASE_ROW(p[0].kind = 0, "phase 0");
-    PHASE_ROW(p[0].kind = 4, "phase 0");
+    PHASE_ROW(p[0].kind = 5, "phase 0");
+    PHASE_ROW(p[5].n_tokens = 2, "p->n_tokens == 1");
+    PHASE_ROW(p[4].kind = PLAN_PHASE_CANDIDATES, "PLAN_PHASE_DECODE] == 1");
     PHASE_ROW(p[0].n_tokens = 2, "p->n_tokens == 1");
     PHASE_ROW(p[1].n_tokens = 1, "p->n_tokens > bucket");
     PHASE_ROW(p[2].n_tokens = 15, "bucket == v->info->n_tokens_max");
@@ -238,7 +245,7 @@ static void test_phases_and_cover(void **state) {
     PHASE_ROW(p[3].kind = PLAN_PHASE_DECODE, "PLAN_PHASE_HEAD] == 1");
     PHASE_ROW(p[4].kind = PLAN_PHASE_HEAD, "PLAN_PHASE_HEAD] == 1");
     PHASE_ROW(p[4].n_launches = 0, "phase 4");
-    PHASE_ROW(p[4].n_launches++, "phase 4");
+    PHASE_ROW(p[5].n_launches++, "phase 5");
     PHASE_ROW(p[4].first_launch = UINT32_MAX, "phase 4");
     PHASE_ROW(p[4].first_launch++, "phase 4");
     CONTRADICTION(PLAN_COVER, uint16_t, p[TINY_CTX] = 5, "cover 48");

@@ -13,6 +13,8 @@
 #include <pthread.h>
 #include <cmocka.h>
 
+#include "generate_check.h"
+
 /* ---- counting allocations ---- */
 
 static atomic_int n_allocations;
@@ -283,6 +285,43 @@ static void test_not_finite(void **state) {
     ASSERT_OK(jllm_prefill(s, prompt, 9, &e));
     expect_logits(s, 9);
     expect_error(jllm_decode(s, TINY_HUGE_ID, &e), &e, JLLM_NOT_FINITE, "a logit of token 9");
+    jllm_session_free(s);
+    jllm_close(plan);
+}
+
+static void test_generate(void **state) {
+    (void)state;
+    struct jllm_plan *plan = open_tiny(NULL, 2);
+    struct jllm_session *s = new_session(plan);
+    check_generate(s, prompt);
+    check_generate_refusals(s, prompt);
+    check_generate_not_finite(s, prompt);
+    check_candidates(s, prompt);
+    jllm_session_free(s);
+    jllm_close(plan);
+}
+
+/* Each of a phase's launches takes some time and is run as often as was asked; the sequence stays. */
+static void test_times(void **state) {
+    (void)state;
+    struct jllm_error e = {0};
+    struct jllm_plan *plan = open_tiny(NULL, 2);
+    struct jllm_session *s = new_session(plan);
+    const uint32_t launches[5] = {0, 1, 2, 3, 0};   /* the log, which counts, twice */
+    double us[5 * 3];
+    ASSERT_OK(jllm_prefill(s, prompt, 30, &e));
+    take_log(s);
+    ASSERT_OK(jllm_time(s, launches, 5, false, 3, us, &e));
+    for (int i = 0; i < 5; i++) assert_true(us[i] > 0 && us[i] < 1e6);
+    ASSERT_OK(jllm_time(s, launches, 5, true, 2, us, &e));
+    assert_true(us[0] > 0);
+    assert_null(jllm_logits(s));
+    ASSERT_OK(jllm_decode(s, prompt[30], &e));
+    assert_int_equal(take_log(s).n, (1 + 4 * 2) + (1 + 3 * 2) + 1);
+    expect_logits(s, 31);
+    expect_error(jllm_time(s, (uint32_t[]){0, 40}, 2, true, 1, us, &e), &e, JLLM_BAD_USE, "one phase's launches");
+    ASSERT_OK(jllm_prefill(s, prompt + 31, TINY_CTX - 31, &e));
+    expect_error(jllm_time(s, launches, 5, true, 1, us, &e), &e, JLLM_BAD_USE, "room for its tokens");
     jllm_session_free(s);
     jllm_close(plan);
 }
@@ -597,7 +636,7 @@ int main(void) {
         cmocka_unit_test(test_two_sessions),
         cmocka_unit_test(test_refused_calls),
         cmocka_unit_test(test_reset),
-        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_generate), cmocka_unit_test(test_times), cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_threads_agree),
         cmocka_unit_test(test_idle_threads_sleep),
         cmocka_unit_test(test_affinity),

@@ -140,10 +140,74 @@ static void test_seed(void **state) {
     assert_true(differ > 50);
 }
 
+/* The k largest as jllm_candidates gives them. */
+static size_t largest_of(const float *logits, size_t k, struct jllm_candidate *out) {
+    size_t n = 0;
+    for (int32_t id = 0; id < N; id++) {
+        size_t at = n < k ? n++ : k;
+        for (; at > 0 && logits[id] > out[at - 1].logit; at--)
+            if (at < k) out[at] = out[at - 1];
+        if (at < k) out[at] = (struct jllm_candidate){id, logits[id] == 0 ? 0 : logits[id]};
+    }
+    return n;
+}
+
+/* Few values, so that ties stand on every boundary, and those of fill. */
+static void fill_some(float *logits, uint32_t seed, int kind) {
+    fill(logits, seed);
+    for (int i = 0; i < N && kind; i++) logits[i] = kind == 1 ? floorf(logits[i]) : kind == 2 ? 0.0f * logits[i] : logits[i] * 10;
+}
+
+/* Bit for bit: the same draws from the same seed, whatever the options. */
+static void test_candidates(void **state) {
+    (void)state;
+    static const int ks[] = {1, 2, 5, 40, 63, 64};
+    static const float ps[] = {1, 0.95f, 0.5f, 0.0f}, least[] = {0, 0.05f, 1}, temperatures[] = {0, 0.8f, 20};
+    struct jllm_candidate list[JLLM_CANDIDATES_MAX];
+    float logits[N];
+    for (uint32_t i = 0; i < 6 * 4 * 3 * 3; i++) {
+        struct sampler_options o = {.temperature = temperatures[i % 3], .top_k = ks[i / 3 % 6], .top_p = ps[i / 18 % 4],
+                                    .min_p = least[i / 72], .repeat_penalty = i % 2 ? 1 : 1.3f, .repeat_last = i % 2 ? 64 : 0, .seed = i};
+        struct sampler *a = start(o), *b = start(o);
+        size_t k = sampler_looks_at(b);
+        assert_int_equal(k, o.temperature > 0 ? o.top_k : 1);
+        for (uint32_t round = 0; round < 40; round++) {
+            fill_some(logits, i * 40 + round, (int)(round % 4));
+            size_t n = largest_of(logits, k, list);
+            assert_int_equal(n, k);
+            int32_t id = sampler_choose(a, logits);
+            assert_int_equal(sampler_choose_of(b, list, n), id);
+            sampler_accept(a, id);
+            sampler_accept(b, id);
+        }
+        sampler_free(a);
+        sampler_free(b);
+    }
+}
+
+static void test_what_it_looks_at(void **state) {
+    (void)state;
+    struct sampler_options o = SAMPLER_DEFAULTS;
+    const struct { float temperature, penalty; int top_k, last; size_t k; } cases[] = {
+        {0.8f, 1, 40, 64, 40}, {0.8f, 1, 64, 64, 64}, {0.8f, 1, 65, 64, 0}, {0.8f, 1, 0, 64, 0}, {0, 1, 0, 64, 1},
+        {0, 1.1f, 40, 64, 0},  {0, 1.1f, 40, 0, 1},   {0.8f, 0.9f, 40, 1, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        o.temperature = cases[i].temperature, o.top_k = cases[i].top_k;
+        o.repeat_penalty = cases[i].penalty, o.repeat_last = cases[i].last;
+        struct sampler *s = start(o);
+        assert_int_equal(sampler_looks_at(s), cases[i].k);
+        sampler_ban(s, 3);
+        assert_int_equal(sampler_looks_at(s), 0);
+        sampler_free(s);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_greedy), cmocka_unit_test(test_penalty), cmocka_unit_test(test_top_k),
         cmocka_unit_test(test_top_p_min_p), cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_candidates), cmocka_unit_test(test_what_it_looks_at),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

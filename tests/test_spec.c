@@ -483,7 +483,7 @@ static void test_include_errors(void **state) {
                   "error: x.lua:3:1: 'a' was already included at x.lua:2 [spec-include]\n"
                   "    include 'a'\n    ^\n");
     expect_report_containing("include 'nosuch'", "error: x.lua:2:1: there is no spec 'nosuch': looked for "
-                                                 "nosuch.lua and specs/nosuch.lua; there is cpu");
+                                                 "nosuch.lua and specs/nosuch.lua; there is agx_orin, cpu, ");
     write_text("bad.lua", "jllm_spec(1)\nmemory {{");
     expect_report_containing("include 'bad'",
                              "error: bad.lua:2: unexpected symbol near <eof> [spec-syntax]");

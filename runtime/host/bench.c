@@ -1,7 +1,8 @@
-/* jllm-bench: how fast a plan runs here, in llama-bench's words. Tokenising and sampling are not
- * measured. Every test is run once to warm up, then -r times; a figure comes with its spread, the
+/* jllm-bench: how fast a plan runs here, in llama-bench's words. Tokens are generated as jllm-run --temp 0
+ * does it; tokenising and sampling are not measured. Every test is run once to warm up, then -r times; a figure comes with its spread, the
  * weight bytes read per second, and their share of the memory bandwidth measured just before (of a
- * GPU: what it says itself); above that bandwidth weights come from a cache, and there is no share. */
+ * GPU: what it says itself); above that bandwidth weights come from a cache, and there is no share.
+ * --ops takes a pass apart instead: a table of its kernels, the one that loses most time first. */
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
@@ -16,15 +17,18 @@
 #include "../plan.h"
 #include "args.h"
 #include "measure.h"
+#include "ops.h"
 
 static const char usage[] =
     "usage: jllm-bench PLAN [-p 512] [-n 128] [-pg 512,128] [-d 0] [-r 5] [-t N] [-o "
     "md|json|jsonl|csv]\n"
+    "       jllm-bench PLAN --ops [1,8-64] [-d 0] [-r 5] [-t N] [-o md|json|jsonl|csv]\n"
     "       jllm-bench --peak [-t N]\n"
     "\n"
     "  -m, --model PLAN      the plan, instead of as the first argument\n"
     "  -p, --n-prompt LIST   prompt lengths (512); 0: none\n"
-    "  -n, --n-gen LIST      tokens generated (128); 0: none\n"
+    "  -n, --n-gen LIST      tokens generated (128), each the likeliest one, as by jllm-run --temp 0: a GPU\n"
+    "                        chooses it by itself and is one step ahead of what is read; 0: none\n"
     "  -pg P,N               a prompt of P and N generated tokens as one test; may be repeated\n"
     "  -d, --n-depth LIST    tokens in the context before the test (0)\n"
     "  -r, --repetitions N   (5)\n"
@@ -32,6 +36,8 @@ static const char usage[] =
     "  -o, --output FORMAT   md, json, jsonl or csv\n"
     "  --device cpu|cuda     refuse a plan that is for another device\n"
     "  --no-warmup           skip the first, unmeasured run\n"
+    "  --ops [LIST]          instead of tests, every kernel of decode (1) and of prefill by the buckets in LIST (all):\n"
+    "                        its launches back to back, and what they lose against bandwidth and rate\n"
     "  --peak                only measure the machine: read bandwidth and fp32 multiply-adds\n"
     "  --version  -h, --help\n"
     "LIST: 33,512 or a range 8-64, 8-64+8, 16-512*2\n";
@@ -46,7 +52,8 @@ struct bench {
     struct test pairs[LIST_MAX];
     size_t n_pairs;
     int repetitions;
-    bool no_warmup, peak;
+    bool no_warmup, peak, ops;
+    struct list ops_phases;     /* empty: all */
     /* of the plan as opened for a number of threads */
     struct jllm_plan *plan;
     const struct jllm_info *info;
@@ -125,6 +132,9 @@ static void parse_list(struct list *list, const char *name, const char *text, in
     }
 }
 
+/* Whether the word after --ops is its list; it may be the plan. */
+static bool is_list(const char *word) { return *word && !word[strspn(word, "0123456789,-+*")]; }
+
 static void parse_pair(struct bench *b, const char *text) {
     char *end;
     if (b->n_pairs == LIST_MAX) stop(EXIT_USAGE, "more than %d times -pg", LIST_MAX);
@@ -163,6 +173,7 @@ static void apply(struct bench *b, int id, const char *value) {
         break;
     case 'w': b->no_warmup = true; break;
     case 'k': b->peak = true; break;
+    case 'O': b->ops = true; break;
     case 'v': printf("jllm-bench %s (plan version %d)\n", JLLM_VERSION, PLAN_VERSION); exit(0);
     default: fputs(usage, stdout); exit(0);
     }
@@ -175,7 +186,7 @@ static void parse(struct bench *b, int argc, char **argv) {
         {"pg", 1, 0, 'g'},        {"d", 1, 0, 'd'},           {"n-depth", 1, 0, 'd'},
         {"r", 1, 0, 'r'},         {"repetitions", 1, 0, 'r'}, {"t", 1, 0, 't'},
         {"threads", 1, 0, 't'},   {"o", 1, 0, 'o'},           {"output", 1, 0, 'o'},
-        {"no-warmup", 0, 0, 'w'}, {"peak", 0, 0, 'k'},        {"version", 0, 0, 'v'},
+        {"no-warmup", 0, 0, 'w'}, {"peak", 0, 0, 'k'},        {"version", 0, 0, 'v'},      {"ops", 0, 0, 'O'},
         {"h", 0, 0, 'h'},         {"help", 0, 0, 'h'},        {"device", 1, 0, 'D'},    {0},
     };
     *b = (struct bench){.format = "md",
@@ -183,7 +194,11 @@ static void parse(struct bench *b, int argc, char **argv) {
                         .gens = {{128}, 1},
                         .depths = {{0}, 1},
                         .repetitions = 5};
-    for (int id, at; (id = args_next(argc, argv, options, &at)) != -1;) apply(b, id, optarg);
+    for (int id, at; (id = args_next(argc, argv, options, &at)) != -1;) {
+        apply(b, id, optarg);
+        bool has_list = id == 'O' && optind < argc && is_list(argv[optind]);
+        if (has_list) parse_list(&b->ops_phases, "-ops", argv[optind++], 1);
+    }
     if (optind < argc && !b->plan_path) b->plan_path = argv[optind++];
     if (optind < argc) stop(EXIT_USAGE, "unexpected argument '%s'", argv[optind]);
     if (!b->plan_path && !b->peak) stop(EXIT_USAGE, "no plan given");
@@ -245,19 +260,32 @@ static void prefill(struct bench *b, int n) {
     if (n && !jllm_prefill(b->session, b->ids, (size_t)n, &e)) stop_error(&e);
 }
 
+/* When the choice before was read, and where times go; NULL: nowhere. */
+struct clock { double from; struct samples *s; };
+
+static bool count_step(void *user, int32_t id) {
+    struct clock *c = user;
+    double now = measure_seconds();
+    (void)id;
+    if (c->s) c->s->steps[c->s->n_steps++] = 1e9 * (now - c->from);
+    c->from = now;
+    return true;
+}
+
+static void generate(struct bench *b, int n, struct samples *s) {
+    struct jllm_error e;
+    struct clock c = {measure_seconds(), s};
+    if (n && !jllm_generate(b->session, b->ids[0], (size_t)n, NULL, 0, count_step, &c, &e)) stop_error(&e);
+}
+
 /* One repetition; s NULL: the warm-up. */
 static void run_once(struct bench *b, const struct test *t, struct samples *s) {
-    struct jllm_error e;
     jllm_reset(b->session, 0);
     prefill(b, t->n_depth);
     uint64_t before = jllm_session_stats(b->session).weight_bytes;
     double start = measure_seconds();
     prefill(b, t->n_prompt);
-    for (int i = 0; i < t->n_gen; i++) {
-        double from = measure_seconds();
-        if (!jllm_decode(b->session, b->ids[i], &e)) stop_error(&e);
-        if (s) s->steps[s->n_steps++] = 1e9 * (measure_seconds() - from);
-    }
+    generate(b, t->n_gen, s);
     if (!s) return;
     s->ns[s->n++] = 1e9 * (measure_seconds() - start);
     s->weight_bytes = jllm_session_stats(b->session).weight_bytes - before;
@@ -323,6 +351,7 @@ static void set_setup(const struct bench *b, json_t *o, const struct test *t) {
     set_int(o, "build_number", PLAN_VERSION);
     set_text(o, "cpu_info", measure_cpu_name());
     set_text(o, "gpu_info", b->info->device_name);
+    set_int(o, "gpu_units", b->info->n_units);
     set_text(o, "backends", b->info->device);
     set_text(o, "model_filename", b->plan_path);
     set_text(o, "model_type", type);
@@ -410,6 +439,32 @@ static void print_md(json_t *o, bool first) {
            1e-6 * (double)get_int(o, "p99_ns"));
 }
 
+/* A number with so many places, or what is said where there is none. */
+static void print_cell(json_t *o, const char *key, int places, const char *otherwise) {
+    json_t *v = json_object_get(o, key);
+    if (json_is_number(v)) printf(" %.*f |", places, json_number_value(v));
+    else printf(" %s |", json_is_string(v) && *json_string_value(v) ? json_string_value(v) : otherwise);
+}
+
+static void print_ops_md(json_t *o, bool first) {
+    static const struct { const char *key, *title; int places; const char *otherwise; } cells[] = {
+        {"phase", "phase", 0, ""}, {"op", "op", 0, ""}, {"template", "kernel", 0, ""}, {"quant", "type", 0, "–"},
+        {"m", "M", 0, "–"}, {"k", "K", 0, "–"}, {"n", "n", 0, "–"}, {"launches", "launches", 0, ""},
+        {"us", "µs", 2, ""}, {"mb", "MB", 3, "–"}, {"gbps", "GB/s", 1, "–"}, {"pct_peak", "% of peak", 0, "–"},
+        {"pct_limit", "% of limit", 0, "–"}, {"lost_us", "µs lost in a pass", 1, ""}};
+    enum { CELLS = sizeof cells / sizeof *cells, TEXTS = 4 };
+    if (first) {
+        printf("|");
+        for (int i = 0; i < CELLS; i++) printf(" %s |", cells[i].title);
+        printf("\n|");
+        for (int i = 0; i < CELLS; i++) printf(i < TEXTS ? " --- |" : " ---: |");
+        putchar('\n');
+    }
+    putchar('|');
+    for (int i = 0; i < CELLS; i++) print_cell(o, cells[i].key, cells[i].places, cells[i].otherwise);
+    putchar('\n');
+}
+
 static void print_csv_text(const char *text) {
     putchar('"');
     for (; *text; text++) {
@@ -426,6 +481,7 @@ static void print_csv(json_t *o, bool header) {
         if (json_is_array(v)) continue;
         fputs(comma, stdout);
         comma = ",";
+        if (json_is_null(v) && !header) continue;
         char *number = json_is_string(v) || header
                            ? NULL
                            : json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
@@ -442,7 +498,7 @@ static void print_json(json_t *o) {
 }
 
 static void print_result(const struct bench *b, json_t *o, bool first) {
-    if (strcmp(b->format, "md") == 0) print_md(o, first);
+    if (strcmp(b->format, "md") == 0) (b->ops ? print_ops_md : print_md)(o, first);
     else if (strcmp(b->format, "csv") == 0) {
         if (first) print_csv(o, true);
         print_csv(o, false);
@@ -497,6 +553,112 @@ static void run_test(struct bench *b, const struct test *t, bool first) {
     free(s.steps);
 }
 
+/* ---- kernels ---- */
+
+static void set_share(json_t *o, const char *key, double part, double whole) {
+    set(o, key, part > 0 && whole > 0 && part <= whole ? json_real(100 * part / whole) : json_null());
+}
+
+static json_t *make_ops_row(const struct bench *b, const struct plan_phase *p, const struct ops_row *r,
+                            const struct ops_limits *limits) {
+    json_t *o = need(json_object());
+    char phase[24];
+    double gbps = r->bytes / r->us / 1e3;
+    snprintf(phase, sizeof phase, p->kind == PLAN_PHASE_DECODE ? "decode" : "prefill %u", p->n_tokens);
+    set_text(o, "phase", phase);
+    set_text(o, "op", r->op);
+    set_text(o, "template", r->template_name);
+    set_text(o, "quant", r->quant);
+    set(o, "m", r->m ? json_integer(r->m) : json_null());
+    set(o, "k", r->k ? json_integer(r->k) : json_null());
+    set(o, "n", r->n ? json_integer(r->n) : json_null());
+    set_int(o, "launches", r->n_launches);
+    set_real(o, "us", r->us);
+    set(o, "mb", r->bytes > 0 ? json_real(r->bytes / 1e6) : json_null());
+    set(o, "mflop", r->flops > 0 ? json_real(r->flops / 1e6) : json_null());
+    set(o, "gbps", r->bytes > 0 ? json_real(gbps) : json_null());
+    set_share(o, "pct_peak", gbps, limits->gbps);
+    set_share(o, "pct_limit", r->floor_us, r->us);
+    set_real(o, "floor_us", r->floor_us);
+    set_text(o, "limit", r->floor_us <= 0 ? "unknown" : r->bandwidth_bound ? "bandwidth" : "rate");
+    set_real(o, "lost_us", r->lost_us);
+    set_text(o, "kernel", r->kernel);
+    set_int(o, "n_depth", b->depths.values[0]);
+    set_int(o, "n_threads", b->info->n_threads);
+    set_text(o, "gpu_info", b->info->device_name);
+    set_int(o, "gpu_units", b->info->n_units);
+    set_real(o, "peak_gbps", limits->gbps);
+    set_real(o, "peak_gflops", limits->gflops);
+    set_text(o, "model_filename", b->plan_path);
+    set_text(o, "plan_hash", b->info->plan_hash);
+    return o;
+}
+
+/* A GPU's rate is not known; of a CPU it is that of fp32, which kernels in integers may exceed. */
+static struct ops_limits find_limits(const struct bench *b) {
+    const char *isa;
+    bool gpu = *b->info->device_name;
+    return (struct ops_limits){b->peak_gbps, gpu ? 0 : 2 * measure_gmacs(b->info->n_threads, 0.2, &isa)};
+}
+
+static void show_machine(const struct bench *b, const struct ops_limits *limits) {
+    if (strcmp(b->format, "md") != 0) return;
+    if (b->info->n_units) printf("%s, %u multiprocessors in use", b->info->device_name, b->info->n_units);
+    else printf("%s, %u threads", measure_cpu_name(), b->info->n_threads);
+    printf(", %.1f GB/s", limits->gbps);
+    if (limits->gflops > 0) printf(", %.1f fp32 GFLOP/s", limits->gflops);
+    printf("; after %d tokens\n\n", b->depths.values[0]);
+}
+
+static void show_phase(struct bench *b, uint32_t phase, const struct plan_phase *p, const struct ops_limits *limits, bool *first) {
+    struct jllm_error e;
+    size_t n;
+    struct ops_row *rows = ops_measure(b->plan, b->session, phase, limits, (size_t)b->repetitions, &n, &e);
+    if (!rows) stop_error(&e);
+    for (size_t i = 0; i < n; i++, *first = false) {
+        json_t *o = make_ops_row(b, p, &rows[i], limits);
+        print_result(b, o, *first);
+        json_decref(o);
+    }
+    free(rows);
+}
+
+/* 1 is decode, whose kernels the prefill of one token shares. */
+static uint32_t ops_number(const struct plan_phase *p) {
+    bool listed = p->kind == PLAN_PHASE_DECODE || (p->kind == PLAN_PHASE_PREFILL && p->n_tokens > 1);
+    return listed ? p->n_tokens : 0;
+}
+
+static bool is_wanted(const struct bench *b, const struct plan_phase *p) {
+    bool wanted = !b->ops_phases.n && ops_number(p);
+    for (size_t i = 0; i < b->ops_phases.n; i++) wanted |= (uint32_t)b->ops_phases.values[i] == ops_number(p);
+    return wanted;
+}
+
+static void check_ops(const struct bench *b, const struct plan_phase *p, size_t n) {
+    for (size_t i = 0; i < b->ops_phases.n; i++) {
+        size_t k = 0;
+        while (k < n && ops_number(&p[k]) != (uint32_t)b->ops_phases.values[i]) k++;
+        if (k == n) stop(EXIT_USAGE, "--ops %d: the plan has no bucket of so many tokens", b->ops_phases.values[i]);
+    }
+    if (b->depths.n != 1) stop(EXIT_USAGE, "--ops takes one -d");
+}
+
+static void show_ops(struct bench *b, bool *first) {
+    size_t bytes;
+    const struct plan_phase *p = jllm_plan_section(b->plan, PLAN_PHASES, &bytes);
+    uint32_t n = (uint32_t)(bytes / sizeof *p);
+    check_ops(b, p, n);
+    struct ops_limits limits = find_limits(b);
+    jllm_reset(b->session, 0);
+    prefill(b, b->depths.values[0]);
+    if (*first) show_machine(b, &limits);
+    for (uint32_t i = 0; i < n; i++)
+        if (p[i].kind == PLAN_PHASE_DECODE && is_wanted(b, &p[i])) show_phase(b, i, &p[i], &limits, first);
+    for (uint32_t i = 0; i < n; i++)
+        if (p[i].kind != PLAN_PHASE_DECODE && is_wanted(b, &p[i])) show_phase(b, i, &p[i], &limits, first);
+}
+
 int main(int argc, char **argv) {
     static struct bench b;
     struct test tests[TESTS_MAX];
@@ -508,8 +670,9 @@ int main(int argc, char **argv) {
     if (!b.threads.n) b.threads = (struct list){{0}, 1};
     for (size_t i = 0; i < b.threads.n; i++) {
         open_plan(&b, b.threads.values[i]);
-        check_context(&b, tests, n);
-        for (size_t k = 0; k < n; k++, first = false) run_test(&b, &tests[k], first);
+        if (b.ops) show_ops(&b, &first);
+        else check_context(&b, tests, n);
+        for (size_t k = 0; k < n && !b.ops; k++, first = false) run_test(&b, &tests[k], first);
         close_plan(&b);
     }
     if (strcmp(b.format, "json") == 0) puts(first ? "[]" : "\n]");

@@ -35,7 +35,10 @@ struct run {
     struct tokenizer_stream stream;
     struct tokenizer_ids prompt;
     size_t ctx;                 /* tokens that may be used */
-    size_t n_generated;
+    size_t most, n_generated;
+    bool ended;                 /* by a token that ends answers */
+    int32_t stop_ids[JLLM_STOP_IDS_MAX];
+    size_t n_stop;
     double start, loaded, prefilled, finished;
     struct jllm_stats stats_prefilled;
 };
@@ -241,8 +244,11 @@ static void start_sampler(struct run *r) {
     r->args.sampler.seed = seed;
     r->sampler = sampler_new(&r->args.sampler, r->info->n_vocab);
     if (!r->sampler) stop(EXIT_ENVIRONMENT, "out of memory");
-    for (uint32_t id = 0; r->args.ignore_eos && id < r->info->n_vocab; id++)
-        if (is_stop(r, (int32_t)id)) sampler_ban(r->sampler, (int32_t)id);
+    for (int32_t id = 0; id < (int32_t)r->info->n_vocab; id++) {
+        if (!is_stop(r, id)) continue;
+        if (r->args.ignore_eos) sampler_ban(r->sampler, id);
+        else if (r->n_stop < JLLM_STOP_IDS_MAX) r->stop_ids[r->n_stop++] = id;   /* others are seen when they are read */
+    }
     for (size_t i = 0; i < r->prompt.n; i++) sampler_accept(r->sampler, r->prompt.ids[i]);
 }
 
@@ -263,26 +269,57 @@ static void catch_interrupt(void) {
     sigaction(SIGINT, &action, NULL);
 }
 
+/* A chosen token goes into the text, unless it ends the answer. True: there is to be another. */
+static bool take_token(void *user, int32_t id) {
+    struct run *r = user;
+    r->ended = is_stop(r, id);
+    if (r->ended) return false;
+    sampler_accept(r->sampler, id);
+    write_token(r, id);
+    return ++r->n_generated < r->most && !interrupted;
+}
+
+static int32_t choose_token(struct run *r) {
+    struct jllm_error e;
+    struct jllm_candidate largest[JLLM_CANDIDATES_MAX];
+    size_t k = sampler_looks_at(r->sampler);
+    if (!k) return sampler_choose(r->sampler, need_logits(r));
+    size_t n = jllm_candidates(r->session, largest, k, &e);
+    if (!n) stop_error(&e);
+    return sampler_choose_of(r->sampler, largest, n);
+}
+
+/* Append a token that is to have a successor, and where each is the likeliest one all that follow it, too. True: choose the
+ * next one. */
+static bool append_token(struct run *r, int32_t id, size_t room) {
+    struct jllm_error e;
+    size_t left = r->most - r->n_generated, n = left < room ? left : room;
+    bool greedy = sampler_looks_at(r->sampler) == 1;   /* of one candidate any temperature draws the same */
+    bool ok = greedy ? jllm_generate(r->session, id, n, r->stop_ids, r->n_stop, take_token, r, &e)
+                     : jllm_decode(r->session, id, &e);
+    if (ok) return !greedy;
+    write_end(r);
+    stop_error(&e);
+}
+
+/* Until its end, -n, Ctrl-C or the end of the context, which only the last is said of. */
 static void generate(struct run *r) {
     struct jllm_error e;
-    size_t most = r->args.n_predict < 0 ? SIZE_MAX : (size_t)r->args.n_predict;
-    bool full = false;
+    size_t room;
     if (!jllm_prefill(r->session, r->prompt.ids, r->prompt.n, &e)) stop_error(&e);
     r->prefilled = measure_seconds();
     r->stats_prefilled = jllm_session_stats(r->session);
-    while (r->n_generated < most && !full && !interrupted) {
-        int32_t id = sampler_choose(r->sampler, need_logits(r));
-        if (is_stop(r, id)) break;
-        sampler_accept(r->sampler, id);
-        write_token(r, id);
-        full = ++r->n_generated < most && jllm_position(r->session) >= r->ctx;
-        if (r->n_generated < most && !full && !jllm_decode(r->session, id, &e)) {
-            write_end(r);
-            stop_error(&e);
-        }
+    r->most = r->args.n_predict < 0 ? SIZE_MAX : (size_t)r->args.n_predict;
+    bool more = r->most && !interrupted;
+    while (more) {
+        int32_t id = choose_token(r);
+        more = take_token(r, id);
+        room = r->ctx - jllm_position(r->session);
+        if (!more || !room || !append_token(r, id, room)) break;
     }
     write_end(r);
     r->finished = measure_seconds();
+    bool full = r->most && !r->ended && !interrupted && r->n_generated < r->most;
     if (!full) return;
     fprintf(stderr, "\nthe context of %zu tokens is full; ", r->ctx);
     say_remedy(r, r->ctx < r->info->ctx_max ? r->ctx : 2 * r->ctx);
@@ -300,7 +337,8 @@ static void show_rate(const char *name, double seconds, uint64_t n, const char *
 }
 
 /* Decoding reads every weight once a token, so that the memory's speed is its limit. */
-static void show_bandwidth(const struct run *r, uint64_t decode_bytes, double seconds) {
+/* Gives the memory's speed, 0 when it is not known. */
+static double show_bandwidth(const struct run *r, uint64_t decode_bytes, double seconds) {
     size_t bytes =
         r->info->weights_bytes < (64u << 20) ? (size_t)r->info->weights_bytes : 64u << 20;
     double gbps = 1e-9 * (double)decode_bytes / seconds, peak = r->info->peak_gbps;
@@ -316,6 +354,27 @@ static void show_bandwidth(const struct run *r, uint64_t decode_bytes, double se
         fprintf(stderr, ", %.0f %% of the %.1f GB/s that %u threads read from %.0f MiB",
                 100 * gbps / peak, peak, r->info->n_threads, (double)bytes / 0x1p20);
     fputc('\n', stderr);
+    return peak;
+}
+
+/* The rate beside the plan's floor and what its spec led to expect. The floor is worked out for the memory that is here
+ * (peak, in GB/s), which need not be the spec's: then that is the likeliest reason for a rate that falls short. */
+static void show_audit(const struct run *r, uint64_t steps, double seconds, double peak) {
+    struct plan_forecast f;
+    size_t bytes = 0;
+    const void *section = jllm_plan_section(r->plan, PLAN_FORECAST, &bytes);
+    if (!section || bytes != sizeof f) return;
+    memcpy(&f, section, sizeof f);
+    double depth = (double)r->prompt.n + (double)steps / 2, spec_gbps = f.rates.dram_gbps, rate = (double)steps / seconds;
+    double expected_ns = f.decode_ns + depth * f.position_ns, floor_ns = f.decode_floor_ns + depth * f.position_floor_ns;
+    if (peak > 0 && spec_gbps > 0) floor_ns *= spec_gbps / peak;
+    fprintf(stderr, "%16s      = %10.2f tokens per second", "audit", rate);
+    if (f.decode_floor_ns > 0) fprintf(stderr, " = %.0f %% of this plan's floor here (%.4g)", 1e-7 * rate * floor_ns, 1e9 / floor_ns);
+    if (expected_ns > 0) fprintf(stderr, "%s %.0f %% of the %.4g expected", f.decode_floor_ns > 0 ? "," : " =", 1e-7 * rate * expected_ns, 1e9 / expected_ns);
+    say(stderr, " on %s", r->info->spec_name);
+    if (1e-9 * rate * expected_ns < 0.9 && peak > 0 && peak < 0.9 * spec_gbps)
+        fprintf(stderr, "; memory moves %.1f GB/s here and %.1f by the spec", peak, spec_gbps);
+    fputc('\n', stderr);
 }
 
 static void show_timings(struct run *r) {
@@ -328,7 +387,7 @@ static void show_timings(struct run *r) {
     show_rate("eval", decoding, steps, "runs  ");
     fprintf(stderr, "%16s time = %10.2f ms / %5llu tokens\n", "total",
             1e3 * (r->finished - r->start), (unsigned long long)(r->prompt.n + steps));
-    if (steps) show_bandwidth(r, now.weight_bytes - r->stats_prefilled.weight_bytes, decoding);
+    if (steps) show_audit(r, steps, decoding, show_bandwidth(r, now.weight_bytes - r->stats_prefilled.weight_bytes, decoding));
     fprintf(stderr, "%16s      = %10.2f MiB at most, %.2f MiB of it the mapped plan\n", "memory",
             (double)memory / 0x1p20, (double)r->info->plan_bytes / 0x1p20);
     fprintf(

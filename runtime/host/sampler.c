@@ -14,7 +14,7 @@ struct sampler {
     uint32_t n_vocab;
     size_t n;
     struct candidate *list;
-    bool *banned;
+    bool *banned, any_banned;
     int32_t last[SAMPLER_PENALTY_LAST_MAX];   /* ring of accepted tokens */
     size_t n_accepted;
     uint64_t state[4];
@@ -63,7 +63,7 @@ void sampler_free(struct sampler *s) {
 }
 
 void sampler_ban(struct sampler *s, int32_t id) {
-    if (id >= 0 && (uint32_t)id < s->n_vocab) s->banned[id] = true;
+    if (id >= 0 && (uint32_t)id < s->n_vocab) s->banned[id] = s->any_banned = true;
 }
 
 void sampler_accept(struct sampler *s, int32_t id) {
@@ -167,6 +167,12 @@ static int32_t largest(const struct sampler *s) {
     return best;
 }
 
+static int32_t choose_sorted(struct sampler *s) {
+    keep_top_p(s);
+    keep_min_p(s);
+    return draw(s);
+}
+
 int32_t sampler_choose(struct sampler *s, const float *logits) {
     s->n = s->n_vocab;
     for (uint32_t i = 0; i < s->n_vocab; i++)
@@ -174,7 +180,19 @@ int32_t sampler_choose(struct sampler *s, const float *logits) {
     if (s->o.repeat_penalty != 1) penalise(s);
     if (s->o.temperature <= 0) return largest(s);
     keep_top_k(s);
-    keep_top_p(s);
-    keep_min_p(s);
-    return draw(s);
+    return choose_sorted(s);
+}
+
+size_t sampler_looks_at(const struct sampler *s) {
+    bool penalises = s->o.repeat_penalty != 1 && s->o.repeat_last > 0;
+    if (penalises || s->any_banned) return 0;
+    if (s->o.temperature <= 0) return 1;
+    return s->o.top_k > 0 && s->o.top_k <= JLLM_CANDIDATES_MAX ? (size_t)s->o.top_k : 0;
+}
+
+int32_t sampler_choose_of(struct sampler *s, const struct jllm_candidate *largest, size_t n) {
+    if (s->o.temperature <= 0) return largest[0].id;
+    for (size_t i = 0; i < n; i++) s->list[i] = (struct candidate){largest[i].id, largest[i].logit, 0};
+    s->n = n;
+    return choose_sorted(s);
 }

@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../jllm.h"
+
 enum { SAMPLER_PENALTY_LAST_MAX = 4096 };
 
 struct sampler_options {
@@ -30,5 +32,12 @@ void sampler_ban(struct sampler *s, int32_t id);
 void sampler_accept(struct sampler *s, int32_t id);
 /* The next token for logits[n_vocab], which are left as they are. */
 int32_t sampler_choose(struct sampler *s, const float *logits);
+
+/* How many of the largest logits decide: 1 without temperature, else top_k; 0: all, or more than jllm_candidates gives, or
+ * some tokens are penalised or banned. Depends on nothing that is chosen or accepted. */
+size_t sampler_looks_at(const struct sampler *s);
+/* The same token as sampler_choose, from the largest logits in the order of jllm_candidates: as many as sampler_looks_at
+ * says, or n_vocab where that is less. */
+int32_t sampler_choose_of(struct sampler *s, const struct jllm_candidate *largest, size_t n);
 
 #endif

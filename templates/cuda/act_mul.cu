@@ -6,6 +6,7 @@ extern "C" __global__ void __launch_bounds__(128)
     JT_NAME(const float *gate, const float *up, void *out, const plan_step *step) {
     grid_dependency_launch();
     grid_dependency_wait();
+    if (step_stopped(step)) return;
     const u32 lane = threadIdx.x % 32, block = blockIdx.x * 4 + threadIdx.x / 32, token = blockIdx.y;
     if (block >= x16_cols<JT_N, JT_K> / 32) return;
     float v = 0;

@@ -221,6 +221,11 @@ DEV void st_stream_16(void *p, uint4 v) {
                  : "memory");
 }
 
+// To the host's memory, where somebody may be looking.
+DEV void st_host_8(u64 *p, u64 v) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
 // ---- asynchronous copies to shared memory -------------------------------------------------------
 
 // 16 bytes; the last 16 - `valid` of them are zero-filled instead of read.
@@ -292,6 +297,10 @@ DEV void grid_dependency_launch() {
 
 // ---- built from the above, on both sides --------------------------------------------------------
 
+// A kernel that a decode phase has leaves at once, with everything as it is, when a generation has ended; asked after
+// grid_dependency_wait, as the launch before may be the one that ends it.
+DEV bool step_stopped(const plan_step *step) { return step->stop != 0; }
+
 // e^x within 4 ulp near 0, 1e-6 at |x| = 16 (the product with log2 e is rounded).
 DEV float exp_approx(float x) { return exp2_approx(x * 1.44269504089f); }
 
@@ -304,6 +313,22 @@ DEV float warp_sum(float v) {
 DEV float warp_max(float v) {
     for (int d = 16; d > 0; d /= 2) v = fmaxf(v, shfl_xor(v, d));
     return v;
+}
+
+// Counter i of the step state, which is zero between launches.
+DEV u32 *step_counter(const plan_step *step, u32 i) { return const_cast<u32 *>(step->counters) + i; }
+
+// Called by all threads of each of n blocks, after what they have written: true in the last of them to arrive, which
+// then sees what the others wrote. The counter is left at zero.
+DEV bool last_to_arrive(u32 *counter, u32 n) {
+    SHARED(u32, before, [1]);
+    block_sync();
+    if (threadIdx.x == 0) {
+        before[0] = atomic_add_acq_rel(counter, 1);
+        if (before[0] == n - 1) *counter = 0;
+    }
+    block_sync();
+    return before[0] == n - 1;
 }
 
 #endif

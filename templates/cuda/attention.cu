@@ -1,5 +1,6 @@
 // part[s][t][h] = softmax(q k / sqrt(head_dim)) v over the JT_SPLIT cache positions of split s that
-// token t sees, and log2 of the sum of exponentials of the scores, for attention_combine.cu.
+// token t sees, and log2 of the sum of exponentials of the scores. With JT_JOIN the splits are put together here,
+// as X16 in out: by the last block of a group of rows to arrive; without, by attention_combine.cu.
 //
 // Block (x, y, z) has query rows 16x .. of KV head y (row r is token r / group, head r % group of
 // those that share the KV head) and split z; one with nothing to see leaves at once. Its warps take
@@ -12,12 +13,12 @@
 // fragments directly: dimensions within a block of 32 (K), and within one of 64 (V), stand in the
 // order in which a lane's 16-byte load finds them, which a sum over them, or a row of the output,
 // does not see.
-#include "arch.cuh"
+#include "x16.cuh"
 
 constexpr u32 group = JT_N_HEAD / JT_N_HEAD_KV, cache_cols = JT_N_HEAD_KV * JT_HEAD_DIM;
 constexpr u32 rows_used = JT_N * group < 16 ? JT_N * group : 16;  // of a tile
 constexpr u32 k_blocks = (JT_HEAD_DIM + 31) / 32, v_blocks = (JT_HEAD_DIM + 63) / 64;
-constexpr u32 tiles = JT_HEAD_DIM > 128 ? 2 : 4, step_positions = 8 * tiles;  // what registers allow
+constexpr u32 tiles = JT_HEAD_DIM > 64 ? 2 : 4, step_positions = 8 * tiles;  // what registers allow
 constexpr u32 stride = 72;  // of a row in shared memory: no bank conflicts
 constexpr u32 pick_low = 0x5410, pick_high = 0x7632;
 
@@ -69,16 +70,36 @@ struct running {
     float out[v_blocks][8][4];
 };
 
+// The keys and values of a step. Up to 128 dimensions all are asked for before the first is needed, those of the next step
+// during this one; with more, registers hold either.
+constexpr u32 value_halves = tiles / 2;
+constexpr bool early = JT_HEAD_DIM <= 128;
+struct loaded {
+    uint4 k[k_blocks][tiles], v[value_halves][v_blocks][4];
+};
+DEV void values_load(uint4 (&to)[v_blocks][4], const u16 *v, u32 first, u32 half, u32 last, u32 lane) {
+#pragma unroll
+    for (u32 b = 0; b < v_blocks; b++)
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) to[b][j] = cache_load(v, first + half * 16 + j / 2 * 8 + lane % 4 * 2 + j % 2, last, 64 * b + lane / 4 * 8);
+}
+DEV void step_load_keys(loaded &d, const u16 *k, u32 first, u32 last, u32 lane) {
+#pragma unroll
+    for (u32 b = 0; b < k_blocks; b++)
+#pragma unroll
+        for (u32 j = 0; j < tiles; j++) d.k[b][j] = cache_load(k, first + 8 * j + lane / 4, last, 32 * b + lane % 4 * 8);
+}
+DEV void step_load_values(loaded &d, const u16 *v, u32 first, u32 last, u32 lane) {
+#pragma unroll
+    for (u32 half = 0; half < value_halves; half++) values_load(d.v[half], v, first, half, last, lane);
+}
+
 // s[j]: scores of positions first + 8j .. of both rows, as C fragments.
-DEV void scores(float (&s)[tiles][4], const uint4 *fragments, const u16 *k, u32 first, u32 last, u32 lane) {
-    const u32 g = lane / 4, t = lane % 4;
+DEV void scores(float (&s)[tiles][4], const uint4 *fragments, const loaded &d, u32 lane) {
 #pragma unroll
     for (u32 j = 0; j < tiles * 4; j++) s[j / 4][j % 4] = 0;
 #pragma unroll
     for (u32 b = 0; b < k_blocks; b++) {
-        uint4 v[tiles];
-#pragma unroll
-        for (u32 j = 0; j < tiles; j++) v[j] = cache_load(k, first + 8 * j + g, last, 32 * b + 8 * t);
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             u32 high[4], low[4];
@@ -86,7 +107,8 @@ DEV void scores(float (&s)[tiles][4], const uint4 *fragments, const u16 *k, u32 
             unpack(low, fragments[(b * 2 + half) * 64 + 32 + lane]);
 #pragma unroll
             for (u32 j = 0; j < tiles; j++) {
-                u32 b0 = half ? v[j].z : v[j].x, b1 = half ? v[j].w : v[j].y;
+                const uint4 v = d.k[b][j];
+                u32 b0 = half ? v.z : v.x, b1 = half ? v.w : v.y;
                 mma_m16n8k16(s[j], high, b0, b1);
                 mma_m16n8k16(s[j], low, b0, b1);
             }
@@ -127,8 +149,7 @@ DEV void softmax(running &r, float (&s)[tiles][4], u32 first, const u32 (&seen)[
 }
 
 // out += p v
-DEV void values(running &r, const float (&p)[tiles][4], const u16 *v, u32 first, u32 last, u32 lane) {
-    const u32 g = lane / 4, t = lane % 4;
+DEV void values(running &r, const float (&p)[tiles][4], const loaded &d) {
 #pragma unroll
     for (u32 half = 0; half < tiles / 2; half++) {
         u32 high[4], low[4];
@@ -142,10 +163,7 @@ DEV void values(running &r, const float (&p)[tiles][4], const u16 *v, u32 first,
         for (u32 b = 0; b < v_blocks; b++) {
             u32 row[4][4];
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                u32 position = first + half * 16 + j / 2 * 8 + 2 * t + j % 2;
-                unpack(row[j], cache_load(v, position, last, 64 * b + 8 * g));
-            }
+            for (u32 j = 0; j < 4; j++) unpack(row[j], d.v[half][b][j]);
 #pragma unroll
             for (u32 i = 0; i < 8; i++) {
                 u32 pick = i % 2 ? pick_high : pick_low;
@@ -216,28 +234,129 @@ DEV void parts_write(const shared_parts &s, u32 b, u32 first_row, u32 last_row, 
 
 constexpr u32 parts_bytes = sizeof(shared_parts), fragments_bytes = k_blocks * 2048;
 
-extern "C" __global__ void __launch_bounds__(JT_WARPS * 32)
-    JT_NAME(const float *q, const u16 *kcache, const u16 *vcache, float *part, const plan_step *step) {
+#if JT_JOIN
+static_assert(JT_HEAD_DIM % 32 == 0, "32 columns of X16 are of one head");
+constexpr u32 all_cols = JT_N_HEAD * JT_HEAD_DIM, tasks = rows_used * (JT_HEAD_DIM / 32);    // of 32 columns
+
+// Columns 32c .. of query row r, a lane one of them.
+DEV void row_store(void *out, u32 r, u32 c, u32 lane, float v) {
+    u32 head = blockIdx.y * group + r % group;
+    x16_store<JT_N, all_cols>(out, r / group, head * (JT_HEAD_DIM / 32) + c, lane, v);
+}
+
+// Dimensions 64b .. of rows up to last_row, from all warps: there is no other split.
+DEV void parts_finish(const shared_parts &s, u32 b, u32 first_row, u32 last_row, void *out) {
+    const u32 lane = threadIdx.x % 32;
+    for (u32 i = threadIdx.x / 32; i < rows_used * 2; i += JT_WARPS) {
+        u32 row = i / 2, c = 2 * b + i % 2, d = i % 2 * 32 + lane;
+        if (first_row + row > last_row || c * 32 >= JT_HEAD_DIM) continue;
+        row_store(out, first_row + row, c, lane, parts_combine(s, row, d % 8 * 8 + d / 8).out);
+    }
+}
+
+// Zeros for the rows of this tile that no token has, and for what X16 pads one token with.
+DEV void missing_store(void *out, u32 first_row, u32 n_rows) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (u32 i = warp; i < tasks; i += JT_WARPS) {
+        u32 r = first_row + i / (JT_HEAD_DIM / 32);
+        if (r >= n_rows && r < JT_N * group) row_store(out, r, i % (JT_HEAD_DIM / 32), lane, 0);
+    }
+    for (u32 i = all_cols / 32 + warp; blockIdx.x + blockIdx.y == 0 && i < x16_cols<JT_N, all_cols> / 32; i += JT_WARPS)
+        x16_store<JT_N, all_cols>(out, 0, i, lane, 0);
+}
+
+struct joining {
+    float weight[rows_used][32], top[rows_used], scale[rows_used];
+};
+
+// Entry of query row r in split s of part.
+DEV const float *entry_of(const float *part, u32 s, u32 r) {
+    u64 token = static_cast<u64>(s) * JT_N + r / group;
+    return part + (token * JT_N_HEAD + blockIdx.y * group + r % group) * (JT_HEAD_DIM + 1);
+}
+
+// The splits of all rows of the tile, weighted by their sums of exponentials and added in ascending order.
+DEV void splits_join(joining &s, const float *part, u32 n_splits, u32 first_row, u32 last_row, void *out) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (u32 i = warp; i < rows_used; i += JT_WARPS) {
+        u32 r = first_row + i < last_row ? first_row + i : last_row;
+        float top = minus_infinity(), total = 0;
+        for (u32 at = lane; at < n_splits; at += 32) top = fmaxf(top, entry_of(part, at, r)[JT_HEAD_DIM]);
+        top = warp_max(top);
+        for (u32 at = lane; at < n_splits; at += 32) total += exp2_approx(entry_of(part, at, r)[JT_HEAD_DIM] - top);
+        total = warp_sum(total);
+        if (lane == 0) s.top[i] = top, s.scale[i] = 1 / total;
+    }
+    block_sync();
+    constexpr u32 each = (tasks + JT_WARPS - 1) / JT_WARPS;
+    float sum[each] = {};
+    for (u32 base = 0; base < n_splits; base += 32) {
+        if (base > 0) block_sync();
+        for (u32 i = warp; i < rows_used; i += JT_WARPS) {
+            u32 r = first_row + i < last_row ? first_row + i : last_row;
+            s.weight[i][lane] = base + lane < n_splits ? exp2_approx(entry_of(part, base + lane, r)[JT_HEAD_DIM] - s.top[i]) : 0;
+        }
+        block_sync();
+        const u32 n = n_splits - base < 32 ? n_splits - base : 32;
+#pragma unroll(each > 8 ? 1 : 4)
+        for (u32 at = 0; at < n; at++)
+#pragma unroll
+            for (u32 j = 0; j < each; j++) {
+                u32 i = j * JT_WARPS + warp, row = i / (JT_HEAD_DIM / 32), r = first_row + row;
+                if (i >= tasks || r > last_row) continue;
+                sum[j] = fmaf(s.weight[row][at], entry_of(part, base + at, r)[i % (JT_HEAD_DIM / 32) * 32 + lane], sum[j]);
+            }
+    }
+#pragma unroll
+    for (u32 j = 0; j < each; j++) {
+        u32 i = j * JT_WARPS + warp, row = i / (JT_HEAD_DIM / 32);
+        if (i < tasks && first_row + row <= last_row)
+            row_store(out, first_row + row, i % (JT_HEAD_DIM / 32), lane, sum[j] * s.scale[row]);
+    }
+}
+#define OUT_ARG void *out,
+#else
+#define OUT_ARG
+#endif
+
+extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
+    JT_NAME(const float *q, const u16 *kcache, const u16 *vcache, float *part, OUT_ARG const plan_step *step) {
     SHARED(uint4, memory, [(parts_bytes > fragments_bytes ? parts_bytes : fragments_bytes) / 16]);
     grid_dependency_launch();
     grid_dependency_wait();
+    if (step_stopped(step)) return;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, pos = step->pos, n_rows = step->n_tokens * group;
     const u32 first_row = blockIdx.x * 16, last_row = (first_row + 16 < n_rows ? first_row + 16 : n_rows) - 1;
+#if JT_JOIN
+    if (blockIdx.z == 0) missing_store(out, first_row, n_rows);
+#endif
     if (first_row >= n_rows) return;
     const u32 begin = blockIdx.z * JT_SPLIT, end = begin + JT_SPLIT, visible = pos + last_row / group + 1;
     const u32 last = visible < end ? visible : end;
     if (begin >= last) return;
+    const u16 *k = kcache + blockIdx.y * JT_HEAD_DIM, *v = vcache + blockIdx.y * JT_HEAD_DIM;
+    loaded d;
+    u32 first = begin + warp * step_positions;
+    if (early) {    // (all zeros where this warp has nothing)
+        step_load_keys(d, k, first, last, lane);
+        step_load_values(d, v, first, last, lane);
+    }
     queries_prepare(memory, q, first_row, step->n_tokens);
     block_sync();
 
     running r = {{minus_infinity(), minus_infinity()}, {0, 0}, {}};
     const u32 row = first_row + lane / 4, seen[2] = {pos + row / group + 1, pos + (row + 8) / group + 1};
-    const u16 *k = kcache + blockIdx.y * JT_HEAD_DIM, *v = vcache + blockIdx.y * JT_HEAD_DIM;
-    for (u32 first = begin + warp * step_positions; first < last; first += JT_WARPS * step_positions) {
+    while (first < last) {
         float s[tiles][4];
-        scores(s, memory, k, first, last, lane);
+        if (!early) step_load_keys(d, k, first, last, lane);
+        scores(s, memory, d, lane);
+        if (!early) step_load_values(d, v, first, last, lane);
         softmax(r, s, first, seen, lane);
-        values(r, s, v, first, last, lane);
+        const u32 next = first + JT_WARPS * step_positions;
+        if (early && next < last) step_load_keys(d, k, next, last, lane);
+        values(r, s, d);
+        if (early && next < last) step_load_values(d, v, next, last, lane);
+        first = next;
     }
 
     shared_parts &parts = *reinterpret_cast<shared_parts *>(memory);
@@ -248,6 +367,18 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32)
         if (b > 0) block_sync();
         parts_store(parts, r.out[b], warp, lane);
         block_sync();
+#if JT_JOIN
+        if (visible <= JT_SPLIT) {
+            parts_finish(parts, b, first_row, last_row, out);
+            continue;
+        }
+#endif
         parts_write(parts, b, first_row, last_row, part);
     }
+#if JT_JOIN
+    if (visible <= JT_SPLIT) return;
+    const u32 n_splits = (visible + JT_SPLIT - 1) / JT_SPLIT;
+    if (!last_to_arrive(step_counter(step, blockIdx.y * gridDim.x + blockIdx.x), n_splits)) return;
+    splits_join(*reinterpret_cast<joining *>(memory), part, n_splits, first_row, last_row, out);
+#endif
 }

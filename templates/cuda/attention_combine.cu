@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(128)
     grid_dependency_launch();
     grid_dependency_wait();
     const u32 lane = threadIdx.x % 32, block = blockIdx.x * 4 + threadIdx.x / 32, token = blockIdx.y;
-    if (block >= x16_cols<JT_N, cols> / 32) return;
+    if (step_stopped(step) || block >= x16_cols<JT_N, cols> / 32) return;
     float v = 0;
     u32 k = block * 32 + lane;
     if (token < step->n_tokens && k < cols)

@@ -1,10 +1,9 @@
 -- The CUDA target: which templates there are and how each op of the graph becomes launches. The functions
 -- called here are documented in compiler/contract.h, the arithmetic of each kernel at the head of its source.
 --
--- A layer is 11 launches: norm, q, k, v, rope and store, attention and its combination, Wo, norm, gate and
--- up, down (13 where gate and up differ in type). What later fusing would remove: q, k and v in one (2), the
--- norms into the products that read them (2), rope and store into that of q, k and v (1), the combination into
--- the last block of a head that finishes, or into Wo (1).
+-- A layer is 8 launches: norm, qkv, rope and store, attention, Wo, norm, gate and up, down (two more where gate and up
+-- differ in type, one where head_dim is no multiple of 32). What later fusing would remove: the norms into the products
+-- that read them (2), rope and store into that of q, k and v (1).
 
 template "embed" {
     source = "embed.cu", reference = "embed",
@@ -12,26 +11,43 @@ template "embed" {
     keys = { "quant", "m", "k", "n" },
 }
 
--- A block of matmul and gate_up has wm x wk warps: wm along rows, rt row tiles each, and wk along K, which fixes the
--- order of sums. 0: from the shape, by tiles() below.
+-- A block of a matrix kernel has m_warps x k_warps warps: along rows, row_tiles tiles each, and along K; splits blocks
+-- share a row along K. k_warps and splits fix the order of sums. 0: from the shape, by tiles() below.
 local tile_params = {
     { name = "k_warps", shape = true, values = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 19, 20 }, default = 0,
-      doc = "warps along K (fixes the order of sums; 0: from the shape)" },
+      doc = "to 8 tokens: warps along K (fixes the order of sums; 0: from the shape)" },
+    { name = "k_groups", shape = true, values = { 0, 1, 2, 3, 4 }, default = 0,
+      doc = "from 16 tokens on: warps along K (fixes the order of sums; 0: from the shape)" },
+    { name = "parts", shape = true, values = { 0, 1, 2, 3, 4, 5, 6, 8, 10, 12 }, default = 0,
+      doc = "from 16 tokens on: blocks that share a row along K (fixes the order of sums; 0: from the shape)" },
     { name = "m_warps", values = { 0, 1, 2, 4, 8 }, default = 0, doc = "warps along rows (0: from the shape)" },
     { name = "row_tiles", values = { 0, 1, 2 }, default = 0, doc = "tiles of 16 rows of a warp (0: from the shape)" },
-    { name = "ahead", values = { 0, 1, 2, 4 }, default = 0, doc = "pairs of blocks loaded ahead (0: from the type)" },
+    { name = "ahead", values = { 0, 1, 2, 4 }, default = 0, doc = "to 8 tokens: pairs of blocks loaded ahead (0: from the type)" },
+    { name = "places", values = { 0, 2, 3, 4 }, default = 0, doc = "from 16 tokens on: steps of K in shared memory (0: two)" },
     { name = "resident", values = { 0, 1, 2, 3, 4 }, default = 0, doc = "blocks an SM should hold, which limits registers (0: from the shape)" },
 }
+local tile_keys = { "quant", "m", "k", "n", "wm", "wk", "rt", "depth", "blocks", "splits", "stages" }
+local function keys(...)
+    local all = { ... }
+    for _, key in ipairs(tile_keys) do all[#all + 1] = key end
+    return all
+end
 template "matmul" {
     source = "matmul.cu", reference = "matmul",
-    args = { "a", "w", "out" },
-    keys = { "quant", "m", "k", "n", "residual", "wm", "wk", "rt", "depth", "blocks" },
+    args = { "a", "w", "out", "parts" },
+    keys = keys("residual"),
+    params = tile_params,
+}
+template "qkv" {
+    source = "qkv.cu", reference = "qkv",
+    args = { "a", "wq", "wk", "wv", "q", "k", "v", "parts" },
+    keys = keys("quant_k", "quant_v", "m_kv"),
     params = tile_params,
 }
 template "gate_up" {
     source = "gate_up.cu", reference = "gate_up",
-    args = { "a", "wg", "wu", "out" },
-    keys = { "quant", "m", "k", "n", "out", "wm", "wk", "rt", "depth", "blocks" },
+    args = { "a", "wg", "wu", "out", "parts" },
+    keys = keys("out"),
     params = tile_params,
 }
 template "rms_norm" {
@@ -52,13 +68,20 @@ template "rope_store_qknorm" {
     args = { "q", "k", "v", "table", "q_norm", "k_norm", "kcache", "vcache" },
     keys = { "n", "n_head", "n_head_kv", "head_dim", "rope_dim", "neox", "qk_norm", "eps", "kv", "ctx" },
 }
-template "attention" {
+local attention_params = {
+    { name = "warps", values = { 1, 2, 4, 8 }, default = 4, doc = "warps that share the positions of a split" },
+}
+template "attention" {      -- all of it, where head_dim is a multiple of 32
+    source = "attention.cu", reference = "attention",
+    args = { "q", "kcache", "vcache", "part", "out" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx", "split", "join" },
+    params = attention_params,
+}
+template "attention_part" {
     source = "attention.cu", reference = "attention_part",
     args = { "q", "kcache", "vcache", "part" },
-    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx", "split" },
-    params = {
-        { name = "warps", values = { 1, 2, 4, 8 }, default = 4, doc = "warps that share the positions of a split" },
-    },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx", "split", "join" },
+    params = attention_params,
 }
 template "attention_combine" {
     source = "attention_combine.cu", reference = "attention_combine",
@@ -69,6 +92,21 @@ template "act_mul" {
     source = "act_mul.cu", reference = "act_mul",
     args = { "gate", "up", "out" },
     keys = { "k", "n", "out" },
+}
+template "choose" {
+    source = "choose.cu", reference = "choose",
+    args = { "logits", "part", "out" },
+    keys = { "m" },
+}
+template "candidates" {
+    source = "candidates.cu", reference = "candidates",
+    args = { "logits", "out" },
+    keys = { "m", "merge" },
+}
+template "candidates_merge" {
+    source = "candidates.cu", reference = "candidates_merge",
+    args = { "from", "out" },
+    keys = { "m", "merge" },
 }
 
 -- Cache positions that one block of attention reads: 16 of them cover 4,096, which with eight KV heads is about
@@ -101,54 +139,138 @@ local function depth_of(quant, n)
     return n == 1 and quant ~= "f16" and quant ~= "q8_0" and 4 or 2
 end
 
--- Completes key with wm, wk, rt, depth, blocks (what the sources read); returns the launch's grid, block and shared memory.
-local function tiles(template, key, matrices)
-    local p, n, slices, quant = choose(template, key), key.n, ceil_div(key.k, 256), key.quant
-    local scaled_often = quant ~= "q4_k" and quant ~= "f16"    -- more sums in registers: one row tile, or they spill
-    local wm, wk, rt
-    if n == 1 then
-        wm, rt = matrices, matrices
-        wk = quant == "f32" and 8 // wm or k_warps(slices, 10 // wm)
-    elseif quant == "f32" then
-        wm, rt = matrices == 2 and 4 or 1, 1
-        wk = k_warps(slices, 8 // wm)
+-- A step of K in shared memory, as in many.cuh: bytes of a row tile, blocks of 32 columns, and whether sums go with them.
+local steps = {
+    f32 = { tile = 4096, blocks = 2 }, f16 = { tile = 4096, blocks = 4 },
+    q4_1 = { tile = 2560, blocks = 8, sums = true }, q8_0 = { tile = 4352, blocks = 8 },
+    q4_k = { tile = 2368, blocks = 8, sums = true }, q6_k = { tile = 3360, blocks = 8 },
+}
+local function place_bytes(quant, tiles, n)
+    local s = steps[quant]
+    return tiles * s.tile + s.blocks * n * 64 + (s.sums and s.blocks * (n + 4) * 4 or 0)
+end
+
+-- How to cut a matrix for 16 tokens and more. Where an SM has few row tiles, a block takes a whole SM: from sm_90 blocks of the
+-- next launch come while those of this one end, and two small ones would meet on one SM while others stand empty. Where
+-- it has many, two small blocks beside each other hide each other's ends. tiles: of a block; rt: of a warp; round: microseconds
+-- of k_groups steps at 64 tokens and Q4_K, measured on an H200; they weigh the ways against each other, nothing else.
+local few_ways = {
+    { tiles = 4, wm = 4, rt = 1, k_groups = 2, round = 2.45 },
+    { tiles = 8, wm = 4, rt = 2, k_groups = 2, round = 4.0 },
+    { tiles = 16, wm = 8, rt = 2, k_groups = 1, round = 3.1, whole = true },   -- of whole rows alone: parts would be large
+}
+local many_ways = {
+    { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 1.65, two = true },
+    { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.08, two = true },
+}
+local START, ARRIVE, JOIN = 0.6, 1.2, 0.04    -- rounds before the first product; microseconds of a part, and of a tile of it
+
+-- The cheapest way and number of parts for `tiles` row tiles and `n_steps` of K. They fix the order of sums, so n has no say.
+local function cut(tiles, n_steps)
+    local best
+    local sms = target.sms > 0 and target.sms or 1
+    for _, way in ipairs(tiles < 16 * sms and few_ways or many_ways) do
+        for _, parts in ipairs { 1, 2, 3, 4, 5, 6 } do
+            if parts == 1 or (parts * way.k_groups <= n_steps and not way.whole) then
+                local blocks = ceil_div(ceil_div(tiles, way.tiles) * parts, sms)    -- of the SM that has most
+                local time = blocks * way.round * (ceil_div(ceil_div(n_steps, parts), way.k_groups) + START)
+                if parts > 1 then time = time + blocks * ARRIVE + parts * way.tiles * JOIN end
+                if not best or time < best.time then best = { way = way, parts = parts, time = time } end
+            end
+        end
+    end
+    return best.way, best.parts
+end
+
+-- Warps along rows, row tiles of each, blocks an SM: the first that fits shared memory is taken.
+local few_shapes = { { 8, 2, 1 }, { 8, 1, 1 }, { 4, 2, 1 }, { 4, 1, 1 }, { 2, 2, 1 }, { 2, 1, 1 }, { 1, 1, 1 } }
+local many_shapes = { { 4, 2, 2 }, { 8, 2, 1 }, { 4, 1, 2 }, { 8, 1, 1 }, { 4, 1, 1 }, { 2, 1, 1 } }
+
+-- Completes key with what the sources read: wm, wk, rt, depth, blocks, splits, stages. Returns the launch's grid, block
+-- and shared memory, and the floats of its parts. groups(rows of a block): how many blocks along the rows; tiles: of all
+-- matrices; quants: the types that the kernel reads.
+local function tiles(template, key, matrices, quants, all_tiles, groups)
+    local p, n, slices = choose(template, key), key.n, ceil_div(key.k, 256)
+    local wm, wk, rt, parts, blocks, way
+    if n <= 8 then
+        wm, rt, parts = matrices, matrices, 1
+        wk = key.quant == "f32" and 8 // wm or k_warps(slices, 10 // wm)
+        blocks = (n == 1 and key.quant ~= "f32") and 2 or 1
+        -- ptxas takes what it is given here, and then spills: three blocks an SM make it thrifty
+        if n == 1 and matrices == 2 and wk <= 4 and (key.quant == "q4_k" or key.quant == "q4_1") then blocks = 3 end
+        if n == 8 and key.quant == "f32" then wm, rt = wm * rt, 1 end   -- fewer registers
     else
-        -- Sixteen warps have 128 registers each, which more than 48 tokens do not fit. A block of few rows, where there
-        -- are few blocks, has all its warps along K.
-        local warps = n > 48 and 12 or 16
-        rt = 1
-        wm = matrices == 2 and 4 or key.m <= 1024 and 1 or 2
-        wk = wm == 1 and k_warps(slices, 10) or math.min(warps // wm, slices)
+        way, parts = cut(all_tiles, ceil_div(key.k, 32 * steps[key.quant].blocks))
+        wm, wk, rt, blocks = way.wm, way.k_groups, way.rt, way.two and 2 or 1
     end
     if p.row_tiles > 0 then rt = p.row_tiles end
     if p.m_warps > 0 then wm = p.m_warps end
-    if p.k_warps > 0 then wk = p.k_warps end
-    local rows = wm * rt * 16
-    if matrices == 2 and (wm % 2 ~= 0 or rows % 64 ~= 0) then
-        error("gate_up: m_warps must be even and m_warps * row_tiles a multiple of 4")
+    local k_warps_set = n <= 8 and p.k_warps or p.k_groups
+    if k_warps_set > 0 then wk = k_warps_set end
+    if p.parts > 0 then parts = n <= 8 and 1 or p.parts end
+    local stages = p.places > 0 and p.places or 2
+    local function shared_bytes()
+        local sums, places = wk * n * (wm * rt * 16 + (n > 1 and 4 or 0)) * 4, 0
+        for _, quant in ipairs(n > 8 and quants or {}) do
+            places = math.max(places, stages * wk * place_bytes(quant, wm * rt, n))
+        end
+        return math.max(sums, places)
     end
+    local room = target.smem_kib > 0 and target.smem_kib * 1024 - 1024 or 98304    -- a block's static share is less than 1 KiB
+    if n > 8 and p.m_warps == 0 and p.row_tiles == 0 then
+        for _, f in ipairs(way.two and many_shapes or few_shapes) do
+            if f[2] <= (key.quant == "f32" and 1 or way.rt) and (way.two or f[1] <= way.wm) and (matrices == 1 or f[1] * f[2] % 4 == 0) then
+                wm, rt, blocks = f[1], f[2], f[3]
+                if blocks * shared_bytes() <= room then break end
+            end
+        end
+    elseif n > 8 and wm * wk > 4 then blocks = 1 end
+    if p.resident > 0 then blocks = p.resident end
+    local rows = wm * rt * 16
+    if matrices == 2 and rows % 64 ~= 0 then error("gate_up: m_warps * row_tiles must be a multiple of 4") end
+    if matrices == 2 and n <= 8 and wm % 2 ~= 0 then error("gate_up: m_warps must be even") end
     if wm * wk > 32 then error(template .. ": more than 32 warps in a block") end
-    key.wm, key.wk, key.rt = wm, wk, rt
-    key.depth = p.ahead > 0 and p.ahead or depth_of(quant, n * matrices)
-    key.blocks = p.resident > 0 and p.resident or (n == 1 and quant ~= "f32" and wm * wk <= 10) and 2 or 1
-    return { items = ceil_div(key.m, rows // matrices), chunk = wm * wk * 32,
-             shared = wk * n * (rows + (n > 1 and 4 or 0)) * 4 }
+    if shared_bytes() > room then
+        error(string.format("%s of %s, %d tokens: a block needs %d bytes of shared memory, target.smem_kib gives %d", template, key.quant, n,
+                            shared_bytes(), room))
+    end
+    key.wm, key.wk, key.rt, key.blocks, key.splits, key.stages = wm, wk, rt, blocks, parts, stages
+    key.depth = p.ahead > 0 and p.ahead or depth_of(key.quant, n * matrices)
+    local n_groups = groups(rows)
+    if parts > 1 and n_groups > 4096 then error(template .. ": more than 4,096 groups of rows have parts") end
+    return { items = n_groups, grid_y = parts, chunk = wm * wk * 32, shared = shared_bytes() }, n_groups * parts * n * rows
+end
+
+-- The scratch of a launch whose rows have parts; else `otherwise`, unused.
+local function parts_of(floats, key, otherwise)
+    return key.splits > 1 and scratch("parts", "f32", floats // key.n, key.n) or otherwise
 end
 
 -- a: X16 with op.n rows (or 1); out: f32 [n][m].
 local function matmul(w, a, out, n, residual, barrier)
     local key = { quant = w.quant, m = w.m, k = w.k, n = n, residual = residual }
-    local how = tiles("matmul", key, 1)
+    local how, floats = tiles("matmul", key, 1, { w.quant }, ceil_div(w.m, 16), function(rows) return ceil_div(w.m, rows) end)
     how.barrier, how.bytes, how.flops = barrier, w.bytes, 2 * w.m * w.k * n
-    launch("matmul", { a = a, w = weight(w, "frag16"), out = out }, key, how)
+    launch("matmul", { a = a, w = weight(w, "frag16"), out = out, parts = parts_of(floats, key, out) }, key, how)
 end
 
--- Only where wg.quant == wu.quant and m is a multiple of 32; otherwise two matmuls and act_mul.
+local function qkv(wq, wk, wv, a, q, k, v, n)
+    local key = { quant = wq.quant, quant_k = wk.quant, quant_v = wv.quant, m = wq.m, m_kv = wk.m, k = wq.k, n = n }
+    local how, floats = tiles("qkv", key, 1, { wq.quant, wk.quant, wv.quant }, ceil_div(wq.m, 16) + 2 * ceil_div(wk.m, 16),
+                              function(rows) return ceil_div(wq.m, rows) + 2 * ceil_div(wk.m, rows) end)
+    how.barrier, how.bytes = true, wq.bytes + wk.bytes + wv.bytes
+    how.flops = 2 * (wq.m + 2 * wk.m) * wq.k * n
+    launch("qkv", { a = a, wq = weight(wq, "frag16"), wk = weight(wk, "frag16"), wv = weight(wv, "frag16"), q = q, k = k, v = v,
+                    parts = parts_of(floats, key, q) }, key, how)
+end
+
+-- Only where wg.quant == wu.quant; otherwise two matmuls and act_mul.
 local function gate_up(wg, wu, a, out, n)
     local key = { quant = wg.quant, m = wg.m, k = wg.k, n = n, out = "x16" }
-    local how = tiles("gate_up", key, 2)
+    local how, floats = tiles("gate_up", key, 2, { wg.quant }, 2 * ceil_div(wg.m, 16), function(rows) return ceil_div(wg.m, rows // 2) end)
     how.barrier, how.bytes, how.flops = true, wg.bytes + wu.bytes, 4 * wg.m * wg.k * n
-    launch("gate_up", { a = a, wg = weight(wg, "frag16"), wu = weight(wu, "frag16"), out = out }, key, how)
+    launch("gate_up", { a = a, wg = weight(wg, "frag16"), wu = weight(wu, "frag16"), out = out, parts = parts_of(floats, key, out) },
+           key, how)
 end
 
 function lower.embed(op)
@@ -164,9 +286,7 @@ function lower.qkv(op)
     local a = norm(op, w.attn_norm, n, 0)
     define(op.q, "f32")
     local k, v = scratch("k", "f32", n, w.attn_k.m), scratch("v", "f32", n, w.attn_v.m)
-    matmul(w.attn_q, a, op.q, n, 0, true)
-    matmul(w.attn_k, a, k, n, 0, false)
-    matmul(w.attn_v, a, v, n, 0, false)
+    qkv(w.attn_q, w.attn_k, w.attn_v, a, op.q, k, v, n)
     local key = { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, rope_dim = d.rope_dim,
                   neox = d.rope_neox, qk_norm = w.attn_q_norm and 1 or 0, eps = d.rms_eps, kv = op.kv, ctx = d.ctx }
     local args = { q = op.q, k = k, v = v, table = rope_table(), kcache = cache("k"), vcache = cache("v") }
@@ -185,15 +305,22 @@ function lower.attention(op)
     local d, n = op.dims, op.n
     local splits = ceil_div(d.ctx, SPLIT)
     local part = scratch("part", "f32", splits * n * d.n_head, d.head_dim + 1)
+    local join = d.head_dim % 32 == 0
     local key = { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, kv = op.kv, ctx = d.ctx,
-                  split = SPLIT }
-    launch("attention", { q = op.q, kcache = cache("k"), vcache = cache("v"), part = part }, key,
-           { items = ceil_div(n * d.n_head // d.n_head_kv, 16), grid_y = d.n_head_kv, grid_z = splits,
-             chunk = 32 * choose("attention", key).warps, barrier = true,
-             flops = 2 * n * n * d.n_head * d.head_dim })
+                  split = SPLIT, join = join and 1 or 0 }
+    local name = join and "attention" or "attention_part"
+    local row_tiles = ceil_div(n * (d.n_head // d.n_head_kv), 16)
+    if row_tiles * d.n_head_kv > 4096 then error("attention: more than 4,096 groups of query rows") end
+    local how = { items = row_tiles, grid_y = d.n_head_kv, grid_z = splits, chunk = 32 * choose(name, key).warps, barrier = true,
+                  flops = 2 * n * n * d.n_head * d.head_dim }
     define(op.o, "x16")
-    key.kv = nil
-    launch("attention_combine", { part = part, out = op.o }, key,
+    if join then
+        launch(name, { q = op.q, kcache = cache("k"), vcache = cache("v"), part = part, out = op.o }, key, how)
+        return
+    end
+    launch(name, { q = op.q, kcache = cache("k"), vcache = cache("v"), part = part }, key, how)
+    launch("attention_combine", { part = part, out = op.o },
+           { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, ctx = d.ctx, split = SPLIT },
            { items = ceil_div(x16_warps(d.n_head * d.head_dim, n), 4), grid_y = n, chunk = 128, barrier = true })
 end
 
@@ -224,4 +351,28 @@ end
 function lower.head(op)
     local w = op.w.output
     matmul(w, norm(op, op.w.output_norm, 1, 1), op.logits, 1, 0, true)
+end
+
+-- Keys of logits (plan.h, PLAN_KEY_BAD) are pairs of i32.
+function lower.choose(op)
+    local m = op.dims.n_vocab
+    local blocks = ceil_div(m, 4096)
+    launch("choose", { logits = op.logits, part = scratch("best", "i32", blocks, 2), out = scratch("chosen", "i32", 1, 1) },
+           { m = m }, { items = blocks, chunk = 256, barrier = true })
+end
+
+-- Of each 1024 the 64 largest, until one block has them.
+function lower.candidates(op)
+    local m, from = op.dims.n_vocab, nil
+    repeat
+        local blocks = ceil_div(m, 1024)
+        local out = blocks == 1 and op.candidates or scratch("keys", "i32", 64 * blocks, 2)
+        local how = { items = blocks, chunk = 512, barrier = true }
+        if from then
+            launch("candidates_merge", { from = from, out = out }, { m = m, merge = 1 }, how)
+        else
+            launch("candidates", { logits = op.logits, out = out }, { m = m, merge = 0 }, how)
+        end
+        m, from = 64 * blocks, out
+    until blocks == 1
 end

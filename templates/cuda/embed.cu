@@ -5,7 +5,7 @@ extern "C" __global__ void __launch_bounds__(256) JT_NAME(const u8 *w, float *ou
     grid_dependency_launch();
     grid_dependency_wait();
     u32 token = blockIdx.x;
-    if (token >= step->n_tokens) return;
+    if (step_stopped(step) || token >= step->n_tokens) return;
     u32 row = (u32)step->ids[token];
     const u8 *tile = w + row / 16 * tile_bytes<weight_type>(JT_K);
     for (u32 k = threadIdx.x; k < JT_K; k += blockDim.x)

@@ -48,18 +48,8 @@ struct q6_k {
 };
 
 // The type of the kernel's matrix.
-#if defined(JT_QUANT_F16)
-typedef f16 weight_type;
-#elif defined(JT_QUANT_F32)
-typedef f32 weight_type;
-#elif defined(JT_QUANT_Q4_1)
-typedef q4_1 weight_type;
-#elif defined(JT_QUANT_Q8_0)
-typedef q8_0 weight_type;
-#elif defined(JT_QUANT_Q4_K)
-typedef q4_k weight_type;
-#elif defined(JT_QUANT_Q6_K)
-typedef q6_k weight_type;
+#ifdef JT_QUANT
+typedef JT_QUANT weight_type;
 #endif
 
 // Bytes of a row tile of k columns.
@@ -70,59 +60,79 @@ DEV constexpr u64 tile_bytes(u32 k) {
 
 // ---- loads: `index` counts pairs of blocks from the start of the row tile ----------------------------
 
-DEV void weights_load(f16::pair &p, const u8 *tile, u32 index, u32 lane) {
+// Where a row tile stands: in memory, read once, or copied to shared memory.
+struct memory_bytes { const u8 *p; };
+struct shared_bytes { const u8 *p; };
+DEV uint4 load_16(memory_bytes b, u32 at) { return ld_stream_16(b.p + at); }
+DEV uint2 load_8(memory_bytes b, u32 at) { return ld_stream_8(b.p + at); }
+DEV u32 load_4(memory_bytes b, u32 at) { return ld_stream_4(b.p + at); }
+DEV uint4 load_16(shared_bytes b, u32 at) { return *reinterpret_cast<const uint4 *>(b.p + at); }
+DEV uint2 load_8(shared_bytes b, u32 at) { return *reinterpret_cast<const uint2 *>(b.p + at); }
+DEV u32 load_4(shared_bytes b, u32 at) { return *reinterpret_cast<const u32 *>(b.p + at); }
+
+template <class From>
+DEV void weights_load(f16::pair &p, From tile, u32 index, u32 lane) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) p.a[i] = ld_stream_16(tile + index * f16::UNIT_BYTES + i * 512 + lane * 16);
+    for (int i = 0; i < 4; i++) p.a[i] = load_16(tile, index * f16::UNIT_BYTES + i * 512 + lane * 16);
 }
 
-DEV void weights_load(f32::pair &p, const u8 *tile, u32 index, u32 lane) {
+template <class From>
+DEV void weights_load(f32::pair &p, From tile, u32 index, u32 lane) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) p.a[i] = ld_stream_16(tile + index * f32::UNIT_BYTES + i * 512 + lane * 16);
+    for (int i = 0; i < 8; i++) p.a[i] = load_16(tile, index * f32::UNIT_BYTES + i * 512 + lane * 16);
 }
 
-DEV void weights_load(q4_1::pair &p, const u8 *tile, u32 index, u32 lane) {
-    p.q = ld_stream_16(tile + index * q4_1::UNIT_BYTES + lane * 16);
+template <class From>
+DEV void weights_load(q4_1::pair &p, From tile, u32 index, u32 lane) {
+    p.q = load_16(tile, index * q4_1::UNIT_BYTES + lane * 16);
 }
 
-DEV void weights_load(q8_0::pair &p, const u8 *tile, u32 index, u32 lane) {
+template <class From>
+DEV void weights_load(q8_0::pair &p, From tile, u32 index, u32 lane) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) p.q[i] = ld_stream_16(tile + index * q8_0::UNIT_BYTES + i * 512 + lane * 16);
+    for (int i = 0; i < 2; i++) p.q[i] = load_16(tile, index * q8_0::UNIT_BYTES + i * 512 + lane * 16);
 }
 
-DEV void weights_load(q4_k::pair &p, const u8 *tile, u32 index, u32 lane) {
-    p.q = ld_stream_16(tile + index / 4 * q4_k::UNIT_BYTES + index % 4 * 512 + lane * 16);
+template <class From>
+DEV void weights_load(q4_k::pair &p, From tile, u32 index, u32 lane) {
+    p.q = load_16(tile, index / 4 * q4_k::UNIT_BYTES + index % 4 * 512 + lane * 16);
 }
 
-DEV void weights_load(q6_k::pair &p, const u8 *tile, u32 index, u32 lane) {
-    const u8 *unit = tile + index / 4 * q6_k::UNIT_BYTES;
-    p.q = ld_stream_16(unit + index % 4 * 512 + lane * 16);
-    p.high = ld_stream_8(unit + 2048 + index % 4 * 256 + lane * 8);
+template <class From>
+DEV void weights_load(q6_k::pair &p, From tile, u32 index, u32 lane) {
+    const u32 unit = index / 4 * q6_k::UNIT_BYTES;
+    p.q = load_16(tile, unit + index % 4 * 512 + lane * 16);
+    p.high = load_8(tile, unit + 2048 + index % 4 * 256 + lane * 8);
 }
 
 // Pairs from n_pairs on do not exist; their scales are zero.
-DEV void weights_load(f16::meta &, const u8 *, u32, u32, u32) {}
-DEV void weights_load(f32::meta &, const u8 *, u32, u32, u32) {}
+template <class From> DEV void weights_load(f16::meta &, From, u32, u32, u32) {}
+template <class From> DEV void weights_load(f32::meta &, From, u32, u32, u32) {}
 
-DEV void weights_load(q4_1::meta &m, const u8 *tile, u32 slice, u32 n_pairs, u32 lane) {
+template <class From>
+DEV void weights_load(q4_1::meta &m, From tile, u32 slice, u32 n_pairs, u32 lane) {
     u32 index = slice * 4 + lane % 4;
-    m.s = index < n_pairs ? ld_stream_16(tile + index * q4_1::UNIT_BYTES + 512 + lane / 4 * 16) : make_uint4(0, 0, 0, 0);
+    m.s = index < n_pairs ? load_16(tile, index * q4_1::UNIT_BYTES + 512 + lane / 4 * 16) : make_uint4(0, 0, 0, 0);
 }
 
-DEV void weights_load(q8_0::meta &m, const u8 *tile, u32 slice, u32 n_pairs, u32 lane) {
+template <class From>
+DEV void weights_load(q8_0::meta &m, From tile, u32 slice, u32 n_pairs, u32 lane) {
     u32 index = slice * 4 + lane % 4;
-    m.s = index < n_pairs ? ld_stream_8(tile + index * q8_0::UNIT_BYTES + 1024 + lane / 4 * 8) : make_uint2(0, 0);
+    m.s = index < n_pairs ? load_8(tile, index * q8_0::UNIT_BYTES + 1024 + lane / 4 * 8) : make_uint2(0, 0);
 }
 
-DEV void weights_load(q4_k::meta &m, const u8 *tile, u32 slice, u32, u32 lane) {
-    const u8 *unit = tile + slice * q4_k::UNIT_BYTES;
-    m.six = ld_stream_8(unit + 2048 + lane * 8);
-    m.d = ld_stream_8(unit + 2304 + lane / 4 * 8);
+template <class From>
+DEV void weights_load(q4_k::meta &m, From tile, u32 slice, u32, u32 lane) {
+    const u32 unit = slice * q4_k::UNIT_BYTES;
+    m.six = load_8(tile, unit + 2048 + lane * 8);
+    m.d = load_8(tile, unit + 2304 + lane / 4 * 8);
 }
 
-DEV void weights_load(q6_k::meta &m, const u8 *tile, u32 slice, u32, u32 lane) {
-    const u8 *unit = tile + slice * q6_k::UNIT_BYTES;
-    m.scale = ld_stream_8(unit + 3072 + lane * 8);
-    m.d = ld_stream_4(unit + 3328 + lane / 4 * 4);
+template <class From>
+DEV void weights_load(q6_k::meta &m, From tile, u32 slice, u32, u32 lane) {
+    const u32 unit = slice * q6_k::UNIT_BYTES;
+    m.scale = load_8(tile, unit + 3072 + lane * 8);
+    m.d = load_4(tile, unit + 3328 + lane / 4 * 4);
 }
 
 // ---- fragments ----------------------------------------------------------------------------------------

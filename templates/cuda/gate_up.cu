@@ -1,6 +1,6 @@
 // out = silu(Wg x) * (Wu x), silu(g) = g / (1 + e^-g), as X16; both matrices of one type and shape, frag16.
-// Of the JT_WM (even) warps along rows the first half has rows of Wg, the second the same rows of Wu. A block has
-// whole groups of 32 rows, whose sum goes with them. Rows of missing tokens become zero. How: mm.cuh.
+// Of a block's row tiles the first half has rows of Wg, the second the same rows of Wu. A block has whole groups of 32
+// rows, whose sum goes with them. Rows of missing tokens become zero. How: mm.cuh.
 #include "mm.cuh"
 
 constexpr u32 OUT_ROWS = BLOCK_ROWS / 2, OUT_BLOCKS = x16_cols<JT_N, JT_M> / 32;
@@ -10,11 +10,14 @@ static_assert(OUT_ROWS % 32 == 0, "whole groups of 32 rows");
 DEV u32 row_of(u32 t, u32 e) { return e / 4 * 16 + e % 4 / 2 * 8 + 2 * t + e % 2; }
 
 extern "C" __global__ void __launch_bounds__(THREADS, JT_BLOCKS)
-    JT_NAME(const void *x, const u8 *wg, const u8 *wu, void *out, const plan_step *step) {
+    JT_NAME(const void *x, const u8 *wg, const u8 *wu, void *out, float *parts, const plan_step *step) {
     SHARED_DYNAMIC(dynamic);
     float *shared = reinterpret_cast<float *>(dynamic);
-    const u32 warp = threadIdx.x / 32, m = warp % JT_WM, k = warp / JT_WM, half = JT_WM / 2;
-    block_run<weight_type>(m < half ? wg : wu, (blockIdx.x * half + m % half) * JT_RT, x, shared, m, k);
+    constexpr u32 ALL = (JT_M + 15) / 16, EACH = BLOCK_TILES / 2;
+    const u32 first = blockIdx.x * EACH;
+    const u64 at = first * tile_bytes<weight_type>(JT_K);
+    const block_tiles tiles = {{wg + at, wu + at}, ALL % EACH == 0 || ALL - first > EACH ? EACH : ALL - first, 2};
+    if (!block_run<weight_type>(tiles, x, shared, parts, step, blockIdx.x)) return;
     const u32 n = JT_N == 1 || step->n_tokens > JT_N ? JT_N : step->n_tokens;
     // columns that X16 pads one token with and no block makes
     for (u32 i = gridDim.x * OUT_ROWS / 32 * 4 + threadIdx.x; JT_N == 1 && blockIdx.x == 0 && i < OUT_BLOCKS * 4; i += THREADS) {

@@ -1,19 +1,12 @@
 // out[i][m] = sum over k of w[m][k] x[i][k], plus what stood in out where JT_RESIDUAL; x is X16, w frag16, out fp32.
-// A block has JT_WM * JT_RT row tiles. Tokens from n_tokens on are not stored (one token always is). How: mm.cuh.
+// Block (x, y) has BLOCK_ROWS rows and part y of K. Tokens from n_tokens on are not stored (one token always is).
+// parts: sums of parts of K, unused with one part. How: mm.cuh.
 #include "mm.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, JT_BLOCKS)
-    JT_NAME(const void *x, const u8 *w, float *out, const plan_step *step) {
+    JT_NAME(const void *x, const u8 *w, float *out, float *parts, const plan_step *step) {
     SHARED_DYNAMIC(dynamic);
     float *shared = reinterpret_cast<float *>(dynamic);
-    const u32 warp = threadIdx.x / 32, m = warp % JT_WM, k = warp / JT_WM;
-    block_run<weight_type>(w, (blockIdx.x * JT_WM + m) * JT_RT, x, shared, m, k);
-    const u32 n = JT_N == 1 || step->n_tokens > JT_N ? JT_N : step->n_tokens, row0 = blockIdx.x * BLOCK_ROWS;
-    for (u32 i = threadIdx.x; i < n * BLOCK_ROWS; i += THREADS) {
-        const u32 token = i / BLOCK_ROWS, row = i % BLOCK_ROWS;
-        if (JT_M % BLOCK_ROWS && row0 + row >= JT_M) continue;
-        float *to = out + (u64)token * JT_M + row0 + row;
-        const float sum = block_sum(shared, token, row);
-        *to = JT_RESIDUAL ? *to + sum : sum;
-    }
+    if (!block_run<weight_type>(tiles_of<weight_type, JT_M>(w, blockIdx.x), x, shared, parts, step, blockIdx.x)) return;
+    rows_store<JT_M, JT_RESIDUAL>(shared, out, blockIdx.x * BLOCK_ROWS, step);
 }

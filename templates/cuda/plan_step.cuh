@@ -5,7 +5,12 @@
 
 struct plan_step {
     unsigned n_tokens, pos, row, stop;
+    unsigned advance, limit, n_stop, serial;
+    unsigned long long ring;
+    unsigned arrived, reserved;
+    int stop_ids[16];
     int ids[512];
+    unsigned counters[4096];
 };
 
 #endif

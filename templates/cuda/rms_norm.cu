@@ -19,6 +19,7 @@ extern "C" __global__ void __launch_bounds__(JT_THREADS)
     }
     grid_dependency_launch();
     grid_dependency_wait();
+    if (step_stopped(step)) return;
     const bool missing = !JT_ROW && token >= step->n_tokens;
     const float *from = x + static_cast<u64>(JT_ROW ? step->row : token) * JT_K;
     float sum = 0;

@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(128)
     grid_dependency_launch();
     grid_dependency_wait();
     const u32 lane = threadIdx.x % 32, token = blockIdx.y, head = blockIdx.x * 4 + threadIdx.x / 32;
-    if (token >= step->n_tokens || head >= heads) return;
+    if (step_stopped(step) || token >= step->n_tokens || head >= heads) return;
     const float *turn = table + static_cast<u64>(step->pos + token) * JT_ROPE_DIM;
     const u64 row = static_cast<u64>(step->pos + token) * cache_cols;
     if (head < JT_N_HEAD) {

@@ -6,7 +6,7 @@
 -- for the launch.
 
 local templates, wanted, launches = {}, {}, {}
-lower = {}
+lower, target = {}, { sms = 132, smem_kib = 227 }     -- of an H200: what simt.h takes a target to be
 
 function template(name) return function(t) templates[name] = t end end
 function ceil_div(a, b) return (a + b - 1) // b end
@@ -33,21 +33,24 @@ function launch(name, _, key, how)
     table.insert(launches, { template = name, key = all, how = how })
 end
 
-local function op_of(w, is_act_mul)
-    local k, m = w.k or 64, w.m or 64
+-- mixed: gate and up are of two types
+local function op_of(w, name, mixed)
+    local k = w.k or 64
+    local m = name == "act_mul" and k or w.m or 64
     local function matrix(quant, rows) return { name = "", quant = quant or "f32", m = rows or m, k = k, bytes = (rows or m) * k } end
     local vector = { name = "", quant = "f32", m = 1, k = k, bytes = 4 * k }
-    local op = { n = w.n, layer = 0, kv = w.kv or "f16", w = {
-        token_embd = matrix(w.quant), output = matrix(w.quant), attn_q = matrix(w.quant), attn_k = matrix(w.quant),
-        attn_v = matrix(w.quant), attn_output = matrix(w.quant), ffn_down = matrix(w.quant),
-        ffn_gate = matrix(w.quant, is_act_mul and k), ffn_up = matrix(is_act_mul and "f16" or w.quant, is_act_mul and k),
+    local op = { n = w.n or 1, layer = 0, kv = w.kv or "f16", w = {
+        token_embd = matrix(w.quant), output = matrix(w.quant), attn_q = matrix(w.quant),
+        attn_k = matrix(w.quant_k, w.m_kv), attn_v = matrix(w.quant_v, w.m_kv), attn_output = matrix(w.quant), ffn_down = matrix(w.quant),
+        ffn_gate = matrix(w.quant), ffn_up = matrix(mixed and (w.quant == "f16" and "f32" or "f16") or w.quant),
         attn_norm = vector, ffn_norm = vector, output_norm = vector,
     }, dims = {
-        n_embd = k, n_ff = m, n_vocab = m, n_head = w.n_head or 1, n_head_kv = w.n_head_kv or 1, head_dim = w.head_dim or 64,
+        -- keys of 64 of each 1,024 are what candidates_merge begins with
+        n_embd = k, n_ff = m, n_vocab = name == "candidates_merge" and 16 * m or m, n_head = w.n_head or 1, n_head_kv = w.n_head_kv or 1, head_dim = w.head_dim or 64,
         rope_dim = w.rope_dim or 64, rope_neox = w.neox or 0, rms_eps = w.eps or 1e-5, ctx = w.ctx or 64,
     } }
     if w.qk_norm == 1 then op.w.attn_q_norm, op.w.attn_k_norm = vector, vector end
-    for _, name in ipairs { "x", "q", "o", "h", "logits" } do op[name] = { name = name } end
+    for _, name in ipairs { "x", "q", "o", "h", "logits", "candidates" } do op[name] = { name = name } end
     return op
 end
 
@@ -68,8 +71,10 @@ local function answer(line)
     for k, v in line:gmatch("(%S+)=(%S+)") do wanted[k] = math.tointeger(tonumber(v)) or tonumber(v) or v end
     local why = "nothing launches it so"
     for _, lower_op in pairs(lower) do
-        local ok, message = pcall(lower_op, op_of(wanted, name == "act_mul"))
-        if not ok then why = message end
+        for _, mixed in ipairs { false, true } do
+            local ok, message = pcall(lower_op, op_of(wanted, name, mixed))
+            if not ok then why = message end
+        end
     end
     local l = find(name) or error(line .. ": " .. why)
     local words = {}

@@ -55,13 +55,13 @@ def keys_of(words, few):
 def define(name, value):
     if re.match(r'-?[0-9.]', value):
         return f'#define JT_{name.upper()} {value}' + ('f' if '.' in value or 'e' in value else '')
-    return f'#define JT_{name.upper()}_{value.upper()} 1'
+    return f'#define JT_{name.upper()}_{value.upper()} 1\n#define JT_{name.upper()} {value}'
 
 
 def instance(folder, template, source, keys, number):
     text = inline(folder, source, set())
     own = [define(n, v) for n, v in keys.items()]
-    macros = sorted({m[1] for line in text + own if (m := re.match(r'\s*#\s*define\s+(\w+)', line))} | {'JT_NAME'})
+    macros = sorted({m[1] for line in text + '\n'.join(own).split('\n') if (m := re.match(r'\s*#\s*define\s+(\w+)', line))} | {'JT_NAME'})
     name = f'jt_{template}_{number}'
     return name, '\n'.join([f'namespace {name}_ {{', f'#define JT_NAME {name}'] + own + text + ['}']
                            + [f'#undef {m}' for m in macros])

@@ -90,6 +90,8 @@ void log_launch(const engine_kernel *k, const engine_launch *how) {
 
 }  // namespace
 
+const bool engine_follows = true;
+
 int engine_open(int arch) {
     const char *seed = getenv("JLLM_SIMT_SEED"), *log = getenv("JLLM_SIMT_LOG");
     if (device.kernels.empty() && !load_kernels(getenv("JLLM_SIMT_KERNELS"))) {

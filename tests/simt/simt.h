@@ -132,7 +132,7 @@ struct Options {
     u64 seed = 0;      // 0: warps and lanes in order; else a pseudo-random order
     u32 resident = 1;  // blocks that run at the same time; a cooperative launch needs all
     u32 mma_width = 16, mma_bits = 25;  // fp16 tensor cores; width 0: from left to right in fp32
-    u32 smem_max = 163 << 10;           // dynamic shared memory of the target (sm_87)
+    u32 smem_max = 227 << 10;           // dynamic shared memory of the target (sm_90)
     u32 watchdog_s = 20;                // a loop without any call below is reported after this time
 };
 
@@ -327,6 +327,8 @@ DEV u32 ld_stream_4(const void *p) {
 DEV void prefetch_l2(const void *p) { simt::prefetch(p); }
 
 DEV void st_stream_16(void *p, uint4 v) { simt::store(p, &v, 16); }
+
+DEV void st_host_8(u64 *p, u64 v) { simt::store(p, &v, 8); }
 
 DEV void cp_async_16(void *to, const void *from, u32 valid = 16) {
     simt::copy_start(to, from, 16, valid);

@@ -1,0 +1,104 @@
+/* A kernel is measured by all of its launches in the phase one after the other, so that weights of different layers pass
+ * through the caches as they do in a pass; on a GPU they are repeated until gaps at both ends do not count. */
+#include "ops.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { GPU_LAUNCHES_LEAST = 64 };
+
+struct tables {
+    const struct plan_launch *launches;
+    const struct plan_kernel *kernels;
+    const struct plan_phase *phase;
+    const char *strings;
+};
+
+static struct tables tables_of(const struct jllm_plan *plan, uint32_t phase) {
+    size_t bytes;
+    return (struct tables){.launches = jllm_plan_section(plan, PLAN_LAUNCHES, &bytes),
+                           .kernels = jllm_plan_section(plan, PLAN_KERNELS, &bytes),
+                           .phase = (const struct plan_phase *)jllm_plan_section(plan, PLAN_PHASES, &bytes) + phase,
+                           .strings = jllm_plan_section(plan, PLAN_STRINGS, &bytes)};
+}
+
+/* The kernel's launches in the phase, in order; how many there are. */
+static size_t list_launches(const struct tables *t, uint32_t kernel, uint32_t *list) {
+    size_t n = 0;
+    for (uint32_t i = t->phase->first_launch; i < t->phase->first_launch + t->phase->n_launches; i++)
+        if (t->launches[i].kernel == kernel) list[n++] = i;
+    return n;
+}
+
+static void row_fill(struct ops_row *r, const struct tables *t, const uint32_t *list, size_t n) {
+    const struct plan_kernel *k = &t->kernels[t->launches[list[0]].kernel];
+    *r = (struct ops_row){.op = t->strings + t->launches[list[0]].op, .kernel = t->strings + k->name,
+                          .template_name = t->strings + k->template_name, .quant = t->strings + k->quant,
+                          .m = k->m, .k = k->k, .n = k->n, .n_launches = (uint32_t)n};
+    for (size_t i = 0; i < n; i++) {
+        r->bytes += (double)t->launches[list[i]].bytes / (double)n;
+        r->flops += (double)t->launches[list[i]].flops / (double)n;
+    }
+}
+
+static void row_judge(struct ops_row *r, const struct ops_limits *limits) {
+    double reading = limits->gbps > 0 ? r->bytes / limits->gbps / 1e3 : 0;
+    double computing = limits->gflops > 0 ? r->flops / limits->gflops / 1e3 : 0;
+    r->bandwidth_bound = reading >= computing;
+    r->floor_us = r->bandwidth_bound ? reading : computing;
+    r->lost_us = r->us > r->floor_us ? (r->us - r->floor_us) * r->n_launches : 0;
+}
+
+/* us: room for the repetitions. */
+static bool row_measure(struct ops_row *r, struct jllm_session *s, uint32_t *list, bool gpu, size_t repetitions, double *us,
+                        struct jllm_error *e) {
+    size_t n = r->n_launches, all = n;
+    while (gpu && all < GPU_LAUNCHES_LEAST)
+        for (size_t i = 0; i < n; i++) list[all++] = list[i];
+    bool ok = jllm_time(s, list, all, true, repetitions, us, e);
+    if (ok) r->us = us[0] / (double)all;
+    return ok;
+}
+
+static int worst_first(const void *a, const void *b) {
+    const struct ops_row *x = a, *y = b;
+    return (x->lost_us < y->lost_us) - (x->lost_us > y->lost_us);
+}
+
+static bool is_listed(const struct tables *t, uint32_t launch) {
+    uint32_t i = t->phase->first_launch;
+    while (t->launches[i].kernel != t->launches[launch].kernel) i++;
+    return i < launch;
+}
+
+static bool measure_all(const struct tables *t, struct jllm_session *s, bool gpu, const struct ops_limits *limits,
+                        size_t repetitions, uint32_t *list, double *us, struct ops_row *rows, size_t *n, struct jllm_error *e) {
+    for (uint32_t i = t->phase->first_launch; i < t->phase->first_launch + t->phase->n_launches; i++) {
+        struct ops_row *r = &rows[*n];
+        if (is_listed(t, i)) continue;
+        row_fill(r, t, list, list_launches(t, t->launches[i].kernel, list));
+        if (!row_measure(r, s, list, gpu, repetitions, us, e)) return false;
+        row_judge(r, limits);
+        ++*n;
+    }
+    return true;
+}
+
+struct ops_row *ops_measure(struct jllm_plan *plan, struct jllm_session *s, uint32_t phase, const struct ops_limits *limits,
+                            size_t repetitions, size_t *n_rows, struct jllm_error *e) {
+    struct tables t = tables_of(plan, phase);
+    bool gpu = jllm_plan_info(plan)->n_units > 0;
+    struct ops_row *rows = calloc(t.phase->n_launches, sizeof *rows);
+    uint32_t *list = calloc(t.phase->n_launches + 2 * (size_t)GPU_LAUNCHES_LEAST, sizeof *list);
+    double *us = calloc(repetitions, sizeof *us);
+    *n_rows = 0;
+    bool ok = rows && list && us;
+    if (!ok) *e = (struct jllm_error){JLLM_ENVIRONMENT, "no memory for times"};
+    ok = ok && measure_all(&t, s, gpu, limits, repetitions, list, us, rows, n_rows, e);
+    if (ok) qsort(rows, *n_rows, sizeof *rows, worst_first);
+    free(list);
+    free(us);
+    if (ok) return rows;
+    free(rows);
+    return NULL;
+}

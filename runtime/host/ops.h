@@ -1,0 +1,28 @@
+/* Where a phase's time goes, kernel by kernel, against what the machine could do at best. */
+#ifndef OPS_H
+#define OPS_H
+
+#include "../jllm.h"
+#include "../plan.h"
+
+/* What the machine gives at most; 0: unknown. */
+struct ops_limits { double gbps, gflops; };
+
+/* A kernel in one phase. Strings are the plan's. */
+struct ops_row {
+    const char *op, *kernel, *template_name, *quant;   /* op: of its first launch; quant: "" without a matrix */
+    uint32_t m, k, n;         /* 0: does not apply */
+    uint32_t n_launches;      /* in a pass */
+    double us;                /* of one launch, all of the pass's run back to back */
+    double bytes, flops;      /* of one launch on average; bytes: of weights */
+    double floor_us;          /* what bandwidth and rate leave as the least; 0: neither says anything */
+    double lost_us;           /* in a pass: (us - floor_us) * n_launches, at least 0 */
+    bool bandwidth_bound;     /* floor_us is the bandwidth's */
+};
+
+/* One row for each kernel of a phase, the one that loses most first; the caller frees them. Medians of `repetitions` at the
+ * session's position. NULL: *e. */
+struct ops_row *ops_measure(struct jllm_plan *plan, struct jllm_session *s, uint32_t phase, const struct ops_limits *limits,
+                            size_t repetitions, size_t *n_rows, struct jllm_error *e);
+
+#endif

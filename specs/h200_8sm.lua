@@ -1,0 +1,16 @@
+-- Eight SMs of an H200 as they are: orin_standin.lua's plans with the rates that were measured there, to compare predictions
+-- with. For tuning take orin_standin, which weighs a prompt's passes as an Orin would.
+jllm_spec(1)
+include "orin_standin"
+target {
+    name = "h200_8sm",
+    dram_gbps = 1237,     -- measured, read only
+    dram_share = 1,
+    cache_share = 0.6,    -- estimated
+    peak_gflops = 60000,  -- eight of 132 of the data sheet's 989 TFLOPS
+    -- Fitted to docs/benchmarks.md: two models in decode and prompts of 33 and 512.
+    gweights = 350,
+    gflops = 10500,
+    barrier_us = 1,       -- measured: the smallest node of a graph
+    load_gbps = 0,
+}

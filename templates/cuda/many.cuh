@@ -1,0 +1,411 @@
+// 16 to 64 tokens times the row tiles of a block. K goes by in steps (256 columns, fewer of wide types). JT_STAGES places in
+// shared memory hold the weights and activations of a step for each of the JT_WK warps along K; all warps copy
+// (cp.async) JT_STAGES - 1 steps ahead of what they multiply. Weights need no earlier kernel, so the first of them are
+// asked for before grid_dependency_wait.
+//
+// Columns of the mma tile are tokens. Q4_K: weights are sc q, exact in a half, d is applied once a slice. Q4_1 and
+// Q8_0: exact q, d applied once a block; Q6_K: exact q - 32, d sc applied every 16 columns. Mins meet the sums of
+// the activations in an mma of their own, the sums as two halves (22 bits). |x| up to 2,047, or a sum of 32 may
+// overflow a half. F16 and F32: fp32 sums of a step, then added.
+#ifndef JT_STAGES
+#define JT_STAGES 2
+#endif
+#ifndef JT_SPLITS
+#define JT_SPLITS 1
+#endif
+
+constexpr u32 GROUPS = (N8 + 4) / 5, G = (N8 + GROUPS - 1) / GROUPS;    // of token tiles whose B is in registers
+
+// How often sums are scaled (every step of K, block or 16 columns), 1 over what they count, and whether there are mins.
+enum { PER_STEP, PER_BLOCK, PER_HALF };
+template <class Q> struct scaling { static constexpr int kind = PER_STEP, unit = 1, mins = 0; };
+template <> struct scaling<q4_k> { static constexpr int kind = PER_STEP, unit = 1 << 24, mins = 1; };
+template <> struct scaling<q4_1> { static constexpr int kind = PER_BLOCK, unit = 1 << 24, mins = 1; };
+template <> struct scaling<q8_0> { static constexpr int kind = PER_BLOCK, unit = 1 << 24, mins = 0; };
+template <> struct scaling<q6_k> { static constexpr int kind = PER_HALF, unit = 1 << 24, mins = 0; };
+
+// Pairs of blocks in a step.
+template <class Q> struct step_pairs { static constexpr u32 n = 4; };
+template <> struct step_pairs<f16> { static constexpr u32 n = 2; };
+template <> struct step_pairs<f32> { static constexpr u32 n = 1; };
+
+// A place for a step of one warp along K: weights of the block's row tiles, activations, their sums.
+template <class Q>
+struct stage {
+    static constexpr u32 PAIRS = step_pairs<Q>::n, BLOCKS = 2 * PAIRS, STEPS = (N_PAIRS + PAIRS - 1) / PAIRS;
+    static constexpr u32 TILE = PAIRS * 64 / Q::UNIT_COLS * Q::UNIT_BYTES, X_BLOCK = N8 * 512;
+    static constexpr u32 SUM_PITCH = JT_N + 4;      // floats of a block: no bank conflicts
+    static constexpr u32 X = BLOCK_TILES * TILE, SUMS = X + BLOCKS * X_BLOCK;
+    static constexpr u32 BYTES = SUMS + (scaling<Q>::mins ? BLOCKS * SUM_PITCH * 4 : 0);
+};
+
+// ---- copies ---------------------------------------------------------------------------------------------
+
+// A warp copies whole row tiles of step s.
+template <class Q>
+DEV void copy_weights(u8 *to, const block_tiles &tiles, u32 s, u32 warp, u32 n_warps, u32 lane) {
+    constexpr u32 TILE = stage<Q>::TILE;
+    const u32 left = (u32)tile_bytes<Q>(JT_K) - s * TILE;   // of a tile
+#pragma unroll
+    for (u32 base = 0; base < BLOCK_TILES; base += n_warps) {
+        const u32 i = base + warp;
+        bool there;
+        const u8 *from = tile_of<Q>(tiles, i < BLOCK_TILES ? i : 0, there) + s * TILE;
+        if (i >= BLOCK_TILES || !there) continue;
+#pragma unroll
+        for (u32 at = 0; at < TILE; at += 512) {
+            const u32 byte = at + lane * 16;
+            if ((at + 512 <= TILE || byte < TILE) && (tile_bytes<Q>(JT_K) % TILE == 0 || byte < left))
+                cp_async_16(to + i * TILE + byte, from + byte);
+        }
+    }
+}
+
+template <class Q>
+DEV void copy_x(u8 *to, const void *x16, u32 s, u32 thread, u32 n_threads) {
+    typedef stage<Q> S;
+    const u32 blocks = WHOLE || (s + 1) * S::BLOCKS <= N_BLOCKS ? S::BLOCKS : N_BLOCKS - s * S::BLOCKS;
+    const u8 *x = static_cast<const u8 *>(x16) + (u64)s * S::BLOCKS * S::X_BLOCK;
+#pragma unroll
+    for (u32 at = 0; at < S::BLOCKS * S::X_BLOCK / 16; at += n_threads)
+        if (at + thread < blocks * (S::X_BLOCK / 16)) cp_async_16(to + S::X + (at + thread) * 16, x + (at + thread) * 16);
+    if (!scaling<Q>::mins) return;
+    const float *sums = static_cast<const float *>(x16) + x16_sum<JT_N, JT_K>(0, s * S::BLOCKS);
+#pragma unroll
+    for (u32 at = 0; at < S::BLOCKS * JT_N / 4; at += n_threads) {
+        const u32 i = at + thread, block = i / (JT_N / 4), token = i % (JT_N / 4) * 4;
+        if (block < blocks) cp_async_16(to + S::SUMS + (block * S::SUM_PITCH + token) * 4, sums + block * JT_N + token);
+    }
+}
+
+// ---- products -------------------------------------------------------------------------------------------
+
+// Scales of a pair of blocks for rows g, g + 8; Q4_K: as halves, of each block twice.
+struct pair_scales { u32 s[2]; };
+DEV pair_scales scales_of(const f16::meta &) { return {}; }
+DEV pair_scales scales_of(const f32::meta &) { return {}; }
+DEV pair_scales scales_of(const q4_1::meta &m) { return {{m.s.x, m.s.y}}; }
+DEV pair_scales scales_of(const q8_0::meta &m) { return {{m.s.x, m.s.y}}; }
+DEV pair_scales scales_of(const q4_k::meta &m) { return {{m.six.x, m.six.y}}; }
+DEV pair_scales scales_of(const q6_k::meta &m) { return {{m.scale.x, m.scale.y}}; }
+
+// fp32 scale of block b of the pair (and of half `part` of it) for row g + 8h.
+template <class Meta> DEV float scale_of(const Meta &, const pair_scales &s, int h, int b, int) {
+    return half_of(s.s[h], b);
+}
+DEV float scale_of(const q4_1::meta &, const pair_scales &s, int h, int b, int) {
+    return half_of(s.s[h], b) * (b ? 1.0f / 16 : 1.0f);
+}
+DEV float scale_of(const q6_k::meta &m, const pair_scales &s, int h, int b, int part) {
+    return half_of(m.d, h) * char_to_float(s.s[h], 2 * b + part) * (b ? 1.0f / 16 : 1.0f);
+}
+
+// fp32 scale of a step.
+template <class Meta> DEV float step_scale(const Meta &, int) { return 1; }
+DEV float step_scale(const q4_k::meta &m, int h) { return half_of(h ? m.d.y : m.d.x, 0); }
+
+DEV void weights_decode(const f16::pair &p, const pair_scales &, int b, u32 (&a)[2][4]) { halves(p.a, b, a); }
+DEV void weights_decode(const f32::pair &p, const pair_scales &, int b, u32 (&a)[2][4]) { halves(p.a, b, a); }
+DEV void weights_decode(const q4_1::pair &p, const pair_scales &, int b, u32 (&a)[2][4]) { nibbles(p.q, b, a); }
+DEV void weights_decode(const q6_k::pair &p, const pair_scales &, int b, u32 (&a)[2][4]) { six_bits(p, b, a); }
+DEV void weights_decode(const q8_0::pair &p, const pair_scales &, int b, u32 (&a)[2][4]) {
+    bytes(p.q[b], a);
+#pragma unroll
+    for (int i = 0; i < 8; i++) a[i / 4][i % 4] = hadd2(a[i / 4][i % 4], 0x80808080);   // - 128
+}
+DEV void weights_decode(const q4_k::pair &p, const pair_scales &s, int b, u32 (&a)[2][4]) {
+    nibbles(p.q, b, a);
+    u32 sc[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {   // 1024 + sc, to sc, or to sc / 16 for block 1
+        u32 v = prmt(s.s[h], 0x64646464, b ? 0x4141 : 0x4040);
+        sc[h] = b ? hfma2(v, 0x2C002C00, 0xD400D400) : hadd2(v, 0xE400E400);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) a[i / 4][i % 4] = hmul2(a[i / 4][i % 4], sc[i % 2]);
+}
+
+// The mins of a step (eight blocks: columns 2t, 2t + 1 of A, twice) and their factor.
+template <class Meta> DEV void mins_of(const Meta &, u32 (&)[4], float (&)[2]) {}
+DEV void mins_of(const q4_1::meta &m, u32 (&a)[4], float (&f)[2]) {
+    a[0] = a[2] = m.s.z, a[1] = a[3] = m.s.w;
+    f[0] = f[1] = 1 / TWO24;
+}
+DEV void mins_of(const q4_k::meta &m, u32 (&a)[4], float (&f)[2]) {
+    a[0] = a[2] = prmt(m.six.x, 0, 0x4342), a[1] = a[3] = prmt(m.six.y, 0, 0x4342);
+    f[0] = -half_of(m.d.x, 1), f[1] = -half_of(m.d.y, 1);
+}
+
+struct tile_sums { float c[JT_RT][N8][4]; };
+
+// n_blocks: how many of the step exist.
+template <class Q>
+DEV void add_mins(const typename Q::meta (&meta)[JT_RT], const u8 *place, u32 n_blocks, u32 lane, tile_sums &acc) {
+    constexpr u32 PITCH4 = stage<Q>::SUM_PITCH;
+    u32 a[JT_RT][4];
+    float f[JT_RT][2];
+#pragma unroll
+    for (int i = 0; i < JT_RT; i++) mins_of(meta[i], a[i], f[i]);
+    const u32 block = lane % 4 * 2;
+    const float *from = reinterpret_cast<const float *>(place + stage<Q>::SUMS) + block * PITCH4 + lane / 4;
+#pragma unroll
+    for (u32 n = 0; n < N8; n++) {
+        float x0 = WHOLE || block < n_blocks ? from[n * 8] : 0, x1 = WHOLE || block + 1 < n_blocks ? from[PITCH4 + n * 8] : 0;
+        u32 high = float2_to_half2(x0, x1);
+        float2 h = half2_to_float2(high);
+        u32 low = float2_to_half2(x0 - h.x, x1 - h.y);
+#pragma unroll
+        for (int i = 0; i < JT_RT; i++) {
+            float m[4];
+            mma_m16n8k16_zero(m, a[i], high, low);
+#pragma unroll
+            for (int e = 0; e < 4; e++) acc.c[i][n][e] = fmaf(f[i][e / 2], m[e], acc.c[i][n][e]);
+        }
+    }
+}
+
+// Products of block b of a pair with G token tiles from gr * G on. c: sums of the step so far, of types that scale per step.
+template <class Q>
+DEV void block_mma(const typename Q::meta (&meta)[JT_RT], const pair_scales (&s)[JT_RT], const u32 (&a)[JT_RT][2][4],
+                   const uint4 (&x)[G], u32 gr, int b, bool fresh, tile_sums &c, tile_sums &acc) {
+    constexpr int kind = scaling<Q>::kind;
+    float part[JT_RT][G][4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (u32 n = 0; n < G; n++)
+#pragma unroll
+            for (int i = 0; i < JT_RT; i++) {
+                if (gr * G + n >= N8) continue;
+                float(&to)[4] = kind == PER_STEP ? c.c[i][gr * G + n] : part[i][n];
+                const u32 b0 = half ? x[n].z : x[n].x, b1 = half ? x[n].w : x[n].y;
+                if (kind == PER_HALF || (half == 0 && (kind == PER_BLOCK || fresh))) mma_m16n8k16_zero(to, a[i][half], b0, b1);
+                else mma_m16n8k16(to, a[i][half], b0, b1);
+            }
+        if (kind == PER_HALF || (kind == PER_BLOCK && half)) {
+#pragma unroll
+            for (int i = 0; i < JT_RT; i++) {
+                const float d0 = scale_of(meta[i], s[i], 0, b, half), d1 = scale_of(meta[i], s[i], 1, b, half);
+#pragma unroll
+                for (u32 n = 0; n < G; n++)
+#pragma unroll
+                    for (int e = 0; e < 4 && gr * G + n < N8; e++) {
+                        float &to = acc.c[i][gr * G + n][e];
+                        to = fmaf(e < 2 ? d0 : d1, part[i][n][e], to);
+                    }
+            }
+        }
+    }
+}
+
+// F32 besides: the low halves.
+template <class Pair> DEV void low_mma(const Pair (&)[JT_RT], const uint4 (&)[G], u32, int, tile_sums &) {}
+DEV void low_mma(const f32::pair (&raw)[JT_RT], const uint4 (&x)[G], u32 gr, int b, tile_sums &acc) {
+#pragma unroll
+    for (int i = 0; i < JT_RT; i++) {
+        u32 a[2][4];
+        halves(raw[i].a + 4, b, a);
+#pragma unroll
+        for (u32 n = 0; n < G && gr * G + n < N8; n++) {
+            float part[4];
+            mma_m16n8k16_zero(part, a[0], x[n].x, x[n].y);
+            mma_m16n8k16(part, a[1], x[n].z, x[n].w);
+#pragma unroll
+            for (int e = 0; e < 4; e++) acc.c[i][gr * G + n][e] = fmaf(1.0f / 2048, part[e], acc.c[i][gr * G + n][e]);
+        }
+    }
+}
+
+// One step for one warp: row tiles tile[] times all tokens. While a block is multiplied, the next is decoded.
+template <class Q>
+DEV void step_run(const u8 *place, const u32 (&tile)[JT_RT], u32 n_blocks, u32 lane, tile_sums &acc) {
+    typedef stage<Q> S;
+    const u8 *w = place, *x = place + S::X + lane * 16;
+    // Products that start from zero have no order: many of them without a jump, and ptxas spills.
+    constexpr u32 STRIP = scaling<Q>::kind == PER_STEP ? S::PAIRS : 1;
+    typename Q::pair raw[JT_RT];
+    typename Q::meta meta[JT_RT];                   // of the step
+    pair_scales s[JT_RT], next_s[JT_RT];            // of a pair
+    u32 a[2][JT_RT][2][4];
+    uint4 xb[2][G];
+    tile_sums c = {};
+    auto load_pair = [&](u32 p, pair_scales (&to)[JT_RT]) {
+#pragma unroll
+        for (int i = 0; i < JT_RT; i++) {
+            typename Q::meta of_pair;
+            weights_load(raw[i], shared_bytes{w + tile[i] * S::TILE}, p, lane);
+            weights_load(of_pair, shared_bytes{w + tile[i] * S::TILE}, 0u, S::PAIRS, (lane & 28) + p);
+            to[i] = scales_of(of_pair);
+        }
+    };
+    auto decode = [&](int b, const pair_scales (&scales)[JT_RT]) {
+#pragma unroll
+        for (int i = 0; i < JT_RT; i++) weights_decode(raw[i], scales[i], b, a[b][i]);
+    };
+    auto load_x = [&](u32 block, u32 gr, uint4 (&to)[G]) {
+#pragma unroll
+        for (u32 n = 0; n < G; n++)
+            if (gr * G + n < N8) to[n] = *reinterpret_cast<const uint4 *>(x + (block * N8 + gr * G + n) * 512);
+    };
+#pragma unroll
+    for (int i = 0; i < JT_RT; i++) weights_load(meta[i], shared_bytes{w + tile[i] * S::TILE}, 0u, (n_blocks + 1) / 2, lane);
+    load_pair(0, s);
+    load_x(0, 0, xb[0]);
+    decode(0, s);
+#pragma unroll(STRIP)
+    for (u32 p = 0; p < S::PAIRS; p++) {
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            const u32 block = 2 * p + b;
+            if (!WHOLE && block >= n_blocks) continue;
+            const bool more = block + 1 < S::BLOCKS && (WHOLE || block + 1 < n_blocks);
+#pragma unroll
+            for (u32 gr = 0; gr < GROUPS; gr++) {
+                const u32 turn = (b * GROUPS + gr) % 2;
+                if (gr + 1 < GROUPS) load_x(block, gr + 1, xb[1 - turn]);
+                else if (more) load_x(block + 1, 0, xb[1 - turn]);
+                block_mma<Q>(meta, s, a[b], xb[turn], gr, b, block == 0, c, acc);
+                low_mma(raw, xb[turn], gr, b, acc);
+                if (gr > 0 || !more) continue;
+                if (b) load_pair(p + 1, next_s);
+                decode(1 - b, b ? next_s : s);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < JT_RT; i++) s[i] = next_s[i];
+    }
+    if (scaling<Q>::mins) add_mins<Q>(meta, place, n_blocks, lane, acc);
+    if (scaling<Q>::kind == PER_STEP) {
+#pragma unroll
+        for (int i = 0; i < JT_RT; i++) {
+            const float d0 = step_scale(meta[i], 0), d1 = step_scale(meta[i], 1);
+#pragma unroll
+            for (u32 n = 0; n < N8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) acc.c[i][n][e] = fmaf(e < 2 ? d0 : d1, c.c[i][n][e], acc.c[i][n][e]);
+        }
+    }
+}
+
+// ---- a block --------------------------------------------------------------------------------------------
+
+// Steps [first, end) of K.
+template <class Q>
+DEV void steps_run(const block_tiles &tiles, const void *x16, u8 *shared, u32 first, u32 end, tile_sums &acc) {
+    typedef stage<Q> S;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = warp % JT_WM, k = warp / JT_WM;
+    constexpr u32 PLACES = JT_STAGES * JT_WK;
+    auto place = [&](u32 s) { return shared + (s - first) % PLACES * S::BYTES; };
+    // Each warp of the JT_WM of a k copies for its own k.
+    auto copy_w = [&](u32 round) {
+        const u32 s = first + round * JT_WK + k;
+        if (s < end) copy_weights<Q>(place(s), tiles, s, m, JT_WM, lane);
+    };
+    auto copy_a = [&](u32 round) {
+        const u32 s = first + round * JT_WK + k;
+        if (s < end) copy_x<Q>(place(s), x16, s, m * 32 + lane, JT_WM * 32);
+    };
+    // Of row tiles that do not exist nothing is copied: a warp that has none does nothing, one that has its first takes that twice.
+    u32 tile[JT_RT];
+    bool has_tiles = false, there;
+    for (u32 i = 0; i < JT_RT; i++) {
+        tile_of<Q>(tiles, m * JT_RT + i, there);
+        if (i == 0) has_tiles = there;
+        tile[i] = m * JT_RT + (there ? i : 0);
+    }
+    for (u32 r = 0; r + 1 < JT_STAGES; r++) copy_w(r);
+    grid_dependency_wait();
+    for (u32 r = 0; r + 1 < JT_STAGES; r++) {
+        copy_a(r);
+        cp_async_commit();
+    }
+#pragma unroll 1
+    for (u32 r = 0; first + r * JT_WK < end; r++) {
+        cp_async_wait<JT_STAGES - 2>();
+        block_sync();
+        copy_w(r + JT_STAGES - 1);
+        copy_a(r + JT_STAGES - 1);
+        cp_async_commit();
+        const u32 s = first + r * JT_WK + k;
+        if (s < end && has_tiles) step_run<Q>(place(s), tile, WHOLE || (s + 1) * S::BLOCKS <= N_BLOCKS ? S::BLOCKS : N_BLOCKS - s * S::BLOCKS, lane, acc);
+    }
+    cp_async_wait<0>();
+    block_sync();       // the places are free
+}
+
+// The sum of a token and a row over the warps along K.
+DEV float warps_sum(const float *shared, u32 token, u32 row) {
+    const float *from = shared + token * PITCH + row;
+    float sum = from[0];
+#pragma unroll
+    for (u32 k = 1; k < JT_WK; k++) sum += from[k * JT_N * PITCH];
+    return sum;
+}
+
+// Block (x, y): part y of the sums of group x, [y][token][row]. True in the last block to arrive, which then has them all,
+// added in the order of y, in shared memory. The counter is left at zero.
+DEV bool parts_join(float *shared, float *parts, u32 *counter, u32 n_tokens) {
+    const u64 size = (u64)JT_N * BLOCK_ROWS;
+    float4 *own = reinterpret_cast<float4 *>(parts + blockIdx.y * size);
+    for (u32 i = threadIdx.x; i < n_tokens * (BLOCK_ROWS / 4); i += THREADS) {
+        const u32 token = i / (BLOCK_ROWS / 4), row = i % (BLOCK_ROWS / 4) * 4;
+        own[i] = make_float4(warps_sum(shared, token, row), warps_sum(shared, token, row + 1), warps_sum(shared, token, row + 2),
+                             warps_sum(shared, token, row + 3));
+    }
+    if (!last_to_arrive(counter, JT_SPLITS)) return false;
+    constexpr u32 EACH = (JT_N * (BLOCK_ROWS / 4) + THREADS - 1) / THREADS, ROOM = 16 / JT_SPLITS > 0 ? 16 / JT_SPLITS : 1;
+    constexpr u32 BATCH = EACH < ROOM ? EACH : ROOM;    // loaded before the first is needed
+#pragma unroll 1
+    for (u32 base = 0; base < EACH; base += BATCH) {
+        float4 v[BATCH][JT_SPLITS];
+#pragma unroll
+        for (u32 j = 0; j < BATCH; j++)
+#pragma unroll
+            for (u32 y = 0; y < JT_SPLITS; y++) {
+                const u32 i = (base + j) * THREADS + threadIdx.x;
+                if (i < n_tokens * (BLOCK_ROWS / 4)) v[j][y] = reinterpret_cast<const float4 *>(parts + y * size)[i];
+            }
+#pragma unroll
+        for (u32 j = 0; j < BATCH; j++) {
+            const u32 i = (base + j) * THREADS + threadIdx.x;
+            if (i >= n_tokens * (BLOCK_ROWS / 4)) continue;
+            float4 sum = v[j][0];
+#pragma unroll
+            for (u32 y = 1; y < JT_SPLITS; y++) sum.x += v[j][y].x, sum.y += v[j][y].y, sum.z += v[j][y].z, sum.w += v[j][y].w;
+            *reinterpret_cast<float4 *>(shared + i / (BLOCK_ROWS / 4) * PITCH + i % (BLOCK_ROWS / 4) * 4) = sum;
+        }
+    }
+    block_sync();
+    return true;
+}
+
+// Sums of all rows of the block into shared memory. False: another block will have them.
+// parts: [group][JT_SPLITS][JT_N][BLOCK_ROWS], group: of the launch.
+template <class Q>
+DEV bool block_run(const block_tiles &tiles, const void *x16, float *shared, float *parts, const plan_step *step, u32 group) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = warp % JT_WM, k = warp / JT_WM;
+    constexpr u32 STEPS = stage<Q>::STEPS;
+    const u32 first = JT_SPLITS == 1 ? 0 : STEPS * blockIdx.y / JT_SPLITS;
+    // Through a shuffle, so that the loop stays one where a part has a single step: ptxas would spill to start all of it at once.
+    const u32 end = shfl(JT_SPLITS == 1 ? STEPS : STEPS * (blockIdx.y + 1) / JT_SPLITS, 0);
+    grid_dependency_launch();
+    tile_sums acc = {};
+    steps_run<Q>(tiles, x16, reinterpret_cast<u8 *>(shared), first, end, acc);
+    float *part = shared + k * JT_N * PITCH;
+#pragma unroll
+    for (int i = 0; i < JT_RT; i++)
+#pragma unroll
+        for (u32 n = 0; n < N8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                part[(n * 8 + lane % 4 * 2 + e % 2) * PITCH + (m * JT_RT + i) * 16 + e / 2 * 8 + lane / 4] = acc.c[i][n][e] * scaling<Q>::unit;
+    block_sync();
+    if (JT_SPLITS == 1) return true;
+    const u32 n = step->n_tokens < JT_N ? step->n_tokens : JT_N;
+    return parts_join(shared, parts + (u64)group * JT_SPLITS * JT_N * BLOCK_ROWS, step_counter(step, group), n);
+}
+
+// The sum of a token and a row of the block.
+DEV float block_sum(const float *shared, u32 token, u32 row) {
+    return JT_SPLITS == 1 ? warps_sum(shared, token, row) : shared[token * PITCH + row];
+}
