@@ -159,6 +159,9 @@ local few_ways = {
     { tiles = 8, wm = 4, rt = 2, k_groups = 2, round = 4.0 },
     { tiles = 16, wm = 8, rt = 2, k_groups = 1, round = 3.1, whole = true },   -- of whole rows alone: parts would be large
 }
+if target.smem_kib < 200 then   -- two steps of 64 tokens for each of two groups do not fit
+    few_ways = { { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.2 }, { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 2.0 }, few_ways[3] }
+end
 local many_ways = {
     { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 1.65, two = true },
     { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.08, two = true },
