@@ -101,7 +101,7 @@ def compile_kernels():
         source, out = f"{base}_{i}.cpp", f"{base}_{i}.o"
         kept = os.path.join(os.environ.get("JLLM_TEST_KERNELS") or product.TMP, hashlib.sha256(product.read(source)).hexdigest() + ".o")
         if not os.path.exists(kept):
-            subprocess.run(["sh", "tests/simt/kernels.sh", "checked", source, out, "-g1", "-fPIC", "-fvisibility=hidden"], check=True, cwd=ROOT)
+            subprocess.run(["sh", "tests/simt/kernels.sh", "checked", source, out, "-g1", "-w", "-fPIC", "-fvisibility=hidden"], check=True, cwd=ROOT)
             shutil.move(out, kept)
         return kept
 
