@@ -176,7 +176,7 @@ static void kernel_run(const struct op *op) {
         if (!(args[i] = resolve(op->kernel->name, op->args[i], 1))) return;
     broken = !engine_run(op->kernel, &op->how, args);
     report.kernels++;
-    clock_us += 10 + op->items;
+    clock_us += 10 + op->how.grid[0];
 }
 
 static void zero(uint8_t *p, uint64_t bytes) {
