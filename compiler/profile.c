@@ -232,12 +232,13 @@ static double least_us(const struct profile *p) {
 /* Of what a launch loses, one launch's own cost is `launch`. When the rest is more, what binds by the rates names it, unless
  * that explains hardly any of the time: then instructions do it that the rates do not count. */
 #define EXPLAINS_LEAST 0.1
-static const char *find_cause(const struct profile_op *op, const struct plan_rates *r, double n_tokens, double launch_us) {
+static const char *find_cause(const struct profile_op *op, struct plan_rates r, double n_tokens, double launch_us) {
     static const char *const names[] = {[COST_BYTES] = "bytes", [COST_WEIGHTS] = "issue", [COST_FLOPS] = "compute", [COST_WAITS] = "launch"};
     double lost = op->took_us - op->floor_us, bytes = profile_number(op->row, "bytes") + profile_number(op->row, "cache_bytes");
     if (op->lost_us <= 0) return NULL;
+    if (!(profile_number(op->row, "bytes") > 0)) r.gweights = 0;   /* keys and values are not unpacked */
     if (lost <= 2 * launch_us) return "launch";
-    struct cost c = cost_launch(r, (uint64_t)bytes, (uint64_t)profile_number(op->row, "flops"), (uint32_t)fmin(fmax(n_tokens, 1), PLAN_TOKENS_MAX), false);
+    struct cost c = cost_launch(&r, (uint64_t)bytes, (uint64_t)profile_number(op->row, "flops"), (uint32_t)fmin(fmax(n_tokens, 1), PLAN_TOKENS_MAX), false);
     return cost_ns(&c) > EXPLAINS_LEAST * 1e3 * op->took_us ? names[cost_binds(&c)] : "issue";
 }
 
@@ -246,7 +247,7 @@ static void find_causes(struct profile *p) {
     double launch_us = least_us(p);
     for (struct profile_phase *ph = p->phases; ph < p->phases + p->n_phases; ph++)
         for (unsigned i = 0; i < ph->n_ops; i++)
-            ph->ops[i].cause = find_cause(&ph->ops[i], &r, profile_number(ph->row, "n_tokens"), launch_us);
+            ph->ops[i].cause = find_cause(&ph->ops[i], r, profile_number(ph->row, "n_tokens"), launch_us);
 }
 
 static bool profile_read(struct profile *p, const char *path, struct arena *a, struct diag *d) {
