@@ -383,7 +383,7 @@ class Page(Profile):
         rows = self.profile()
         path = save(rows)
         for i, phase in enumerate(sorted(of(rows, "phase"), key=lambda p: p["kind"] != "decode")):
-            dom, said = self.look(self.page(path, lambda t: t.replace("\ndraw();\n", f"\nel('step{i}').click(); document.querySelectorAll('details').forEach(d => d.open = true);"
+            dom, said = self.look(self.page(path, lambda t: t.replace("\ndraw();\n", f"\ndraw();\nel('step{i}').click(); document.querySelectorAll('details').forEach(d => d.open = true);"
                                                                       " el('zoom').querySelectorAll('button')[2].click();\n"))[0])
             self.assertEqual(said, [])
             self.assertEqual((dom.count('data-mark="bar"'), dom.count('data-mark="launch"')), (len(of(rows, "op", phase["phase"])), phase["launches"]))
