@@ -27,7 +27,7 @@ static const struct field profile_fields[] = {
     {"version", NUMBER, true}, {"plan_hash", TEXT, true}, {"model", TEXT, false}, {"spec", TEXT, false}, {"device", TEXT, true},
     {"device_name", TEXT, false}, {"sms", NUMBER, false}, {"threads", NUMBER, false}, {"decode_bytes", NUMBER, true},
     {"repetitions", NUMBER, true}, {"rates", OBJECT, true}, {"rates_of", TEXT, true}, {"here_gbps", NUMBER, false},
-    {"here_gflops", NUMBER, false}, {"state", OBJECT, true}, {NULL, TEXT, false}};
+    {"here_gflops", NUMBER, false}, {"time", TEXT, false}, {"state", OBJECT, true}, {NULL, TEXT, false}};
 static const struct field phase_fields[] = {
     {"phase", NUMBER, true}, {"kind", TEXT, true}, {"n_tokens", NUMBER, true}, {"depth", NUMBER, true}, {"launches", NUMBER, true},
     {"barriers", NUMBER, true}, {"single_us", NUMBER, true}, {"replay_us", NUMBER, true}, {"replay_us_p10", NUMBER, true},
@@ -92,6 +92,14 @@ static bool check_first(const struct reader *r, const json_t *row) {
     return true;
 }
 
+static bool check_rates(const struct reader *r, const json_t *row) {
+    const char *key;
+    json_t *v;
+    json_object_foreach(json_object_get(row, "rates"), key, v)
+        if (!is_amount(v)) return bad(r, "the rate \"%s\" is not a number that is not negative", key);
+    return true;
+}
+
 static unsigned row_kind(const json_t *row) {
     unsigned i = 0;
     while (i < ROW_KINDS && strcmp(profile_text(row, "row"), row_kinds[i].name)) i++;
@@ -116,7 +124,7 @@ static bool read_row(struct reader *r, const char *text, size_t bytes) {
     if (!row) return bad(r, "not a row of JSON: %s: the file is damaged or was cut short", e.text);
     unsigned kind = json_is_object(row) ? row_kind(row) : ROW_KINDS;
     bool ok = check_place(r, row, kind) && (kind != ROW_PROFILE || check_first(r, row)) &&
-              check_fields(r, row, row_kinds[kind].name, row_kinds[kind].fields);
+              check_fields(r, row, row_kinds[kind].name, row_kinds[kind].fields) && (kind != ROW_PROFILE || check_rates(r, row));
     report_append(r->p->rows, row);
     if (ok) r->seen[kind]++;
     return ok;

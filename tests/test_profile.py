@@ -320,6 +320,7 @@ class Damaged(Profile):
         self.bend(2, '"us" of', us=1e300)
         self.bend(1, '"kind" of this row \\("phase"\\) is not a text', kind=7)
         self.bend(0, '"rates" of this row \\("profile"\\) is not an object', rates=[])
+        self.bend(0, 'the rate "dram_gbps" is not a number', rates={"dram_gbps": "fast"})
         self.bend(2, "not of the phase before it", phase=1)
         self.bend(2, "an unknown kind of row", row="opp")
         self.bend(2, 'a second "profile" row', row="profile")
