@@ -9,8 +9,8 @@ target {
     cache_share = 0.6,    -- estimated
     peak_gflops = 60000,  -- eight of 132 of the data sheet's 989 TFLOPS
     -- Fitted to docs/benchmarks.md: two models in decode and prompts of 33 and 512.
-    gweights = 350,
-    gflops = 10500,
+    gweights = 368,
+    gflops = 13200,
     barrier_us = 1,       -- measured: the smallest node of a graph
     load_gbps = 0,
 }

@@ -1,28 +1,28 @@
 #!/bin/sh
-# Plant each mistake of tests/mutants_cuda.txt in a copy of the tree and expect that test_cuda_kernels or
-# test_cuda_choice, built from checked kernels of the few instances that are starred in simt/cuda_kernels.list, fails. What a mistake does not touch is not
-# compiled again. Usage: tests/mutants_cuda.sh [part of a name]. The last line is "N mutants, N killed".
+# Plant each mistake of tests/mutants_cuda.txt in a copy of the tree and expect that test_cuda_kernels or test_cuda_choice,
+# built from checked kernels of the few instances that are starred in simt/cuda_kernels.list, fails; for mistakes in the
+# contract and in the runtime, that test_device.py does, on a few of its plans. What a mistake does not touch is not compiled
+# again. Usage: tests/mutants_cuda.sh [part of a name]. The last line is "N mutants, N killed".
 cd "$(dirname "$0")/.." || exit 2
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 tree=$work/tree
 cxx="g++ -std=c++17 -g -march=x86-64-v3 -ffp-contract=off -fno-strict-aliasing -fstack-clash-protection -w -Itemplates/cuda -Itests/simt"
-hooks="-O1 -fno-tree-vectorize -fno-tree-slp-vectorize -ftrivial-auto-var-init=pattern
-    -fsanitize=thread,alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero -fno-sanitize-recover=undefined"
-groups="matrix1 matrix rows attention choice"
+groups="matrix1 matrix matrix_ffn rows attention choice"
 
 # Everything that a mistake can be in.
 copy() {
     rm -rf "$tree" && mkdir -p "$tree/templates" "$tree/tests" && cp -R compiler runtime "$tree" &&
-        cp -R templates/cuda "$tree/templates" && cp -R tests/simt tests/test_cuda_kernels.c tests/test_cuda_choice.c "$tree/tests"
+        cp -R templates/cuda "$tree/templates" && cp -R specs "$tree" &&
+        cp -R tests/simt tests/*.py tests/test_cuda_kernels.c tests/test_cuda_choice.c tests/device_logits.c "$tree/tests" &&
+        mkdir -p "$tree/out/release" "$tree/out/simt" && cp out/simt/*.so out/simt/geometry "$tree/out/simt"
 }
 # Objects of a group, when its text is not the one that was compiled last.
 compile() {
     python3 tests/simt/instances.py templates/cuda tests/simt/cuda_kernels.list "$1" "$work/$1.new" few || return 1
     cmp -s "$work/$1.new" "$work/$1.cpp" && return 0
     rm -f "$work/$1.o"
-    cp "$work/$1.new" "$work/$1.cpp" && $cxx $hooks -c "$work/$1.cpp" -o "$work/$1.o" &&
-        objcopy --redefine-sym memcpy=__tsan_memcpy --redefine-sym memset=__tsan_memset --redefine-sym memmove=__tsan_memmove "$work/$1.o"
+    cp "$work/$1.new" "$work/$1.cpp" && sh tests/simt/kernels.sh checked "$work/$1.cpp" "$work/$1.o" -w
 }
 build() {
     (cd "$tree" || exit 1
@@ -35,10 +35,25 @@ build() {
 }
 run() { timeout 300 "$work/test_cuda_choice" >"$work/log" 2>&1 && timeout 300 "$work/test_cuda_kernels" >"$work/log" 2>&1; }
 
+# The tree as a checkout of its own: the programs that are there, and the runtime built anew.
+build_plans() {
+    cp out/jllmc out/jllm-run out/jllm-bench "$tree/out" &&
+        (cd "$tree" && gcc -std=c11 -D_GNU_SOURCE -O1 -w -ffp-contract=off -pthread tests/device_logits.c runtime/*.c -lm -ldl \
+            -o out/release/device_logits) >"$work/log" 2>&1
+}
+run_plans() {
+    mkdir -p "$work/kernels" &&
+        JLLM_TEST_DEVICES="$1" JLLM_TEST_KERNELS="$work/kernels" timeout 900 /usr/bin/python3 "$tree/tests/test_device.py" \
+            Passes.test_short_prompts Passes.test_long_prompts >"$work/log" 2>&1
+}
+
+ninja out/jllmc out/jllm-run out/jllm-bench out/simt/libcuda_simt.so out/simt/libnvrtc_simt.so out/simt/geometry >"$work/log" ||
+    { cat "$work/log"; exit 2; }
 copy && for f in simt simt_ops simt_check launch; do $cxx -O3 -c tests/simt/$f.cpp -o "$work/$f.o" || exit 2; done
 gcc -std=c11 -D_GNU_SOURCE -O2 -w -ffp-contract=off -c tests/test_cuda_kernels.c -o "$work/test.o" || exit 2
 gcc -std=c11 -D_GNU_SOURCE -O2 -w -ffp-contract=off -c tests/test_cuda_choice.c -o "$work/choice_test.o" || exit 2
-build && run || { cat "$work/log"; echo "the tests fail as they are"; exit 1; }
+build && run || { cat "$work/log"; echo "the kernels' tests fail as they are"; exit 1; }
+build_plans && run_plans "launches mix q6_k" || { cat "$work/log"; echo "test_device.py fails as it is"; exit 1; }
 n=0 killed=0
 while IFS= read -r line; do
     case $line in '' | '#'*) continue ;; esac
@@ -50,8 +65,13 @@ while IFS= read -r line; do
     sed -e "$expression" "$file" >"$tree/$file" || exit 2
     places=$(diff "$file" "$tree/$file" | grep -c '^[0-9]')
     if [ "$places" != 1 ]; then echo "$name: changes $places places, not one"; continue; fi
-    if ! build; then echo "$name: does not build"; continue; fi
-    if run; then echo "$name: survives"; else killed=$((killed + 1)); fi
+    case $file in
+    runtime/*) build=build_plans run='run_plans "launches q6_k"' ;;
+    *.lua) build=build_plans run='run_plans "launches mix"' ;;
+    *) build=build run=run ;;
+    esac
+    if ! $build; then echo "$name: does not build"; continue; fi
+    if eval "$run"; then echo "$name: survives"; else killed=$((killed + 1)); fi
 done <tests/mutants_cuda.txt
 echo "$n mutants, $killed killed"
 [ "$n" = "$killed" ]

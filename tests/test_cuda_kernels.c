@@ -26,7 +26,7 @@ _Static_assert(offsetof(struct kernel_step, row) == offsetof(struct plan_step, r
 _Static_assert(offsetof(struct kernel_step, ids) == offsetof(struct plan_step, ids), "plan_step.cuh");
 _Static_assert(offsetof(struct kernel_step, counters) == offsetof(struct plan_step, counters), "plan_step.cuh");
 
-extern const struct simt_kernel simt_kernels_matrix[], simt_kernels_matrix1[], simt_kernels_rows[], simt_kernels_attention[];
+extern const struct simt_kernel simt_kernels_matrix1[], simt_kernels_matrix[], simt_kernels_matrix_ffn[], simt_kernels_rows[], simt_kernels_attention[];
 
 /* --- inputs ---------------------------------------------------------------------------------------- */
 
@@ -34,7 +34,6 @@ static uint64_t seed_next = 1;
 
 static float uniform(void) { return plan_seeded(0x6a6c6c6d, seed_next++); }
 static unsigned below(unsigned n) { return (unsigned)((uniform() + 1) * 0.5f * (float)n) % n; }
-static unsigned ceil_div(unsigned a, unsigned b) { return (a + b - 1) / b; }
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 static float *device_floats(size_t n, float amplitude, const char *name) {
@@ -89,9 +88,10 @@ static const char *label(const struct simt_kernel *k, char *text, size_t bytes) 
     return text;
 }
 
-static void launch(const struct simt_kernel *k, struct simt_grid grid, uint64_t seed, void *const *args) {
+/* As the contract launches it. */
+static void launch(const struct simt_kernel *k, uint64_t seed, void *const *args) {
     char text[400];
-    const char *error = simt_launch(k, grid, seed, args);
+    const char *error = simt_launch(k, k->grid, seed, args);
     if (error) fail_msg("%s: %s", label(k, text, sizeof text), error);
 }
 
@@ -107,11 +107,11 @@ static void step_done(struct plan_step *s, struct plan_step before) {
     simt_free(s);
 }
 
-/* All kernels of a table made from one template. */
+/* All kernels of a table made from one template, or from any. */
 static void each(const struct simt_kernel *table, const char *source, void (*check)(const struct simt_kernel *)) {
     unsigned n = 0;
     for (const struct simt_kernel *k = table; k->source; k++) {
-        if (strcmp(k->source, source)) continue;
+        if (source && strcmp(k->source, source)) continue;
         char text[400];
         if (getenv("JLLM_TEST_VERBOSE")) printf("%s\n", label(k, text, sizeof text)), fflush(stdout);
         check(k);
@@ -120,64 +120,8 @@ static void each(const struct simt_kernel *table, const char *source, void (*che
     assert_true(n > 0);
 }
 
-/* --- geometry -------------------------------------------------------------------------------------- */
-
-static struct simt_grid rms_norm_grid(const struct simt_kernel *k) {
-    return (struct simt_grid){ .x = key(k, "n"), .y = 1, .z = 1, .block = key(k, "threads") };
-}
-/* A warp makes 32 columns of a token, four warps a block. */
-static struct simt_grid columns_grid(unsigned n, unsigned cols) {
-    unsigned blocks = ceil_div(n == 1 ? (unsigned)round_up(cols, 256) : cols, 32);
-    return (struct simt_grid){ .x = ceil_div(blocks, 4), .y = n, .z = 1, .block = 128 };
-}
-static struct simt_grid act_mul_grid(const struct simt_kernel *k) { return columns_grid(key(k, "n"), key(k, "k")); }
-static struct simt_grid combine_grid(const struct simt_kernel *k) {
-    return columns_grid(key(k, "n"), key(k, "n_head") * key(k, "head_dim"));
-}
-static struct simt_grid rope_grid(const struct simt_kernel *k) {
-    return (struct simt_grid){ .x = ceil_div(key(k, "n_head") + 2 * key(k, "n_head_kv"), 4), .y = key(k, "n"), .z = 1, .block = 128 };
-}
-static struct simt_grid embed_grid(const struct simt_kernel *k) {
-    return (struct simt_grid){ .x = key(k, "n"), .y = 1, .z = 1, .block = 256 };
-}
-/* What many.cuh keeps of a step of K: bytes of a row tile, blocks of 32 columns, whether their sums. */
-static size_t place_bytes(const struct simt_kernel *k, const char *quant) {
-    static const struct { const char *quant; unsigned tile, blocks, sums; } steps[] = {
-        { "f32", 4096, 2, 0 }, { "f16", 4096, 4, 0 }, { "q4_1", 2560, 8, 1 }, { "q8_0", 4352, 8, 0 }, { "q4_k", 2368, 8, 1 }, { "q6_k", 3360, 8, 0 },
-    };
-    unsigned n = key(k, "n"), i = 0;
-    while (i < 6 && strcmp(steps[i].quant, quant)) i++;
-    return i == 6 ? 0 : (size_t)key(k, "wm") * key(k, "rt") * steps[i].tile + steps[i].blocks * (n * 64 + steps[i].sums * (n + 4) * 4);
-}
-static unsigned block_rows(const struct simt_kernel *k) { return key(k, "wm") * key(k, "rt") * 16; }
-/* wm x wk warps, each with rt row tiles; sums of all wk warps of a row meet in shared memory, where before the steps of K were. */
-static struct simt_grid matrix_grid(const struct simt_kernel *k, unsigned groups) {
-    static const char *const quants[] = { "quant", "quant_k", "quant_v" };
-    unsigned n = key(k, "n"), pitch = block_rows(k) + (n > 1 ? 4 : 0), splits = key(k, "splits");
-    size_t shared = (size_t)key(k, "wk") * n * pitch * 4;
-    for (unsigned i = 0; i < 3 && n > 8; i++) {
-        size_t places = key(k, "stages") * key(k, "wk") * place_bytes(k, simt_string(k, quants[i]));
-        shared = shared > places ? shared : places;
-    }
-    return (struct simt_grid){ .x = groups, .y = splits ? splits : 1, .z = 1, .block = key(k, "wm") * key(k, "wk") * 32,
-                               .shared_bytes = (unsigned)shared };
-}
-static struct simt_grid matmul_grid(const struct simt_kernel *k) { return matrix_grid(k, ceil_div(key(k, "m"), block_rows(k))); }
-static struct simt_grid gate_up_grid(const struct simt_kernel *k) { return matrix_grid(k, ceil_div(key(k, "m"), block_rows(k) / 2)); }
-static struct simt_grid qkv_grid(const struct simt_kernel *k) {
-    return matrix_grid(k, ceil_div(key(k, "m"), block_rows(k)) + 2 * ceil_div(key(k, "m_kv"), block_rows(k)));
-}
-/* Sums of the parts of K of all groups of rows. */
-static void *device_parts(const struct simt_kernel *k, struct simt_grid grid) {
-    return simt_alloc((size_t)grid.x * grid.y * key(k, "n") * block_rows(k) * 4, "parts");
-}
-static struct simt_grid attention_grid(const struct simt_kernel *k) {
-    return (struct simt_grid){ .x = ceil_div(key(k, "n") * (key(k, "n_head") / key(k, "n_head_kv")), 16), .y = key(k, "n_head_kv"),
-                               .z = ceil_div(key(k, "ctx"), key(k, "split")), .block = key(k, "warps") * 32 };
-}
-static size_t part_bytes(const struct simt_kernel *k) {
-    return (size_t)ceil_div(key(k, "ctx"), key(k, "split")) * key(k, "n") * key(k, "n_head") * (key(k, "head_dim") + 1) * 4;
-}
+/* What the contract gives the kernel to put parts of sums into. */
+static void *parts_of(const struct simt_kernel *k) { return simt_alloc(k->scratch_bytes, "parts"); }
 
 /* --- X16 ------------------------------------------------------------------------------------------- */
 
@@ -294,8 +238,6 @@ static double *product(const double *w, const void *x, size_t m, size_t k, size_
     return y;
 }
 
-static unsigned same_bits_seen;
-
 struct matrix { enum quant q; unsigned m, k, n, residual; void *x; uint8_t *w[2]; double *want[2]; };
 
 static double rms(const double *w, size_t n) {
@@ -328,9 +270,8 @@ static void matrix_close(struct matrix *c) {
 static void matmul_run(const struct simt_kernel *kernel, const struct matrix *c, unsigned n, uint64_t seed, float *out) {
     const struct plan_step before = { .n_tokens = n };
     struct plan_step *step = device_step(before);
-    struct simt_grid grid = matmul_grid(kernel);
-    void *parts = device_parts(kernel, grid);
-    launch(kernel, grid, seed, (void *[]){ c->x, c->w[0], out, parts, step });
+    void *parts = parts_of(kernel);
+    launch(kernel, seed, (void *[]){ c->x, c->w[0], out, parts, step });
     step_done(step, before);
     simt_free(parts);
 }
@@ -377,9 +318,8 @@ static void gate_up_check(const struct simt_kernel *kernel, const struct matrix 
     uint8_t *out = simt_alloc(x16_bytes(c->n, c->m), "out");
     const struct plan_step before = { .n_tokens = n };
     struct plan_step *step = device_step(before);
-    struct simt_grid grid = gate_up_grid(kernel);
-    void *parts = device_parts(kernel, grid);
-    launch(kernel, grid, seed, (void *[]){ c->x, c->w[0], c->w[1], out, parts, step });
+    void *parts = parts_of(kernel);
+    launch(kernel, seed, (void *[]){ c->x, c->w[0], c->w[1], out, parts, step });
     assert_x16(out, c->n, c->m, n, want, 2e-5);
     step_done(step, before);
     simt_free(parts);
@@ -395,7 +335,7 @@ static void check_gate_up(const struct simt_kernel *kernel) {
     matrix_close(&c);
 }
 
-static void test_gate_up(void **state) { (void)state; each(simt_kernels_matrix, "gate_up", check_gate_up); }
+static void test_gate_up(void **state) { (void)state; each(simt_kernels_matrix_ffn, "gate_up", check_gate_up); }
 static void test_gate_up_few_tokens(void **state) { (void)state; each(simt_kernels_matrix1, "gate_up", check_gate_up); }
 
 /* --- q, k and v -------------------------------------------------------------------------------------- */
@@ -421,11 +361,10 @@ static void qkv_open(struct qkv_case *c, const struct simt_kernel *kernel) {
 static void qkv_check(const struct simt_kernel *kernel, const struct qkv_case *c, unsigned n, uint64_t seed) {
     const struct plan_step before = { .n_tokens = n };
     struct plan_step *step = device_step(before);
-    struct simt_grid grid = qkv_grid(kernel);
-    void *parts = device_parts(kernel, grid);
+    void *parts = parts_of(kernel);
     float *out[3];
     for (unsigned i = 0; i < 3; i++) out[i] = simt_alloc((size_t)c->n * c->rows[i] * sizeof *out[i], "out");
-    launch(kernel, grid, seed, (void *[]){ c->x, c->w[0], c->w[1], c->w[2], out[0], out[1], out[2], parts, step });
+    launch(kernel, seed, (void *[]){ c->x, c->w[0], c->w[1], c->w[2], out[0], out[1], out[2], parts, step });
     for (unsigned i = 0; i < 3; i++) {
         unsigned m = c->rows[i];
         for (unsigned t = 0; t < n; t++) assert_near(out[i] + (size_t)t * m, c->want[i] + (size_t)t * m, m, 2e-5);
@@ -445,43 +384,70 @@ static void check_qkv(const struct simt_kernel *kernel) {
     for (unsigned i = 0; i < 3; i++) simt_free(c.w[i]), free(c.want[i]);
 }
 
-static void test_qkv(void **state) { (void)state; each(simt_kernels_matrix, "qkv", check_qkv); }
+static void test_qkv(void **state) { (void)state; each(simt_kernels_matrix_ffn, "qkv", check_qkv); }
 static void test_qkv_few_tokens(void **state) { (void)state; each(simt_kernels_matrix1, "qkv", check_qkv); }
 
-/* A token has the same bits alone and in a bucket of 8. */
-static void check_same_bits(const struct simt_kernel *one) {
-    const struct simt_kernel *eight = NULL;
-    struct matrix c;
-    if (key(one, "n") != 1) return;
-    for (const struct simt_kernel *k = one + 1; k->source && !eight; k++)
-        if (!strcmp(k->source, "matmul") && key(k, "n") == 8 && key(k, "m") == key(one, "m") && key(k, "k") == key(one, "k") &&
-            key(k, "residual") == 0 && !strcmp(simt_string(k, "quant"), simt_string(one, "quant")))
-            eight = k;
-    if (!eight || key(one, "residual")) return;
-    matrix_open(&c, eight, 1);
-    float *all = simt_alloc(8 * (size_t)c.m * sizeof *all, "out"), *alone = simt_alloc(c.m * sizeof *alone, "out");
-    uint8_t *x8 = c.x;
-    matmul_run(eight, &c, 8, 0, all);
-    for (unsigned t = 0; t < 8; t++) {
-        uint8_t *x1 = c.x = simt_alloc(x16_bytes(1, c.k), "x16");
-        memset(x1, 0, x16_bytes(1, c.k));
-        for (unsigned k = 0; k < c.k; k++) memcpy(x1 + 2 * x16_place(1, 0, k), x8 + 2 * x16_place(8, t, k), 2);
-        for (unsigned b = 0; b < c.k / 32; b++) memcpy(x1 + x16_sums_at(1, c.k) + b * 4, x8 + x16_sums_at(8, c.k) + (b * 8 + t) * 4, 4);
-        matmul_run(one, &c, 1, t, alone);
-        assert_memory_equal(alone, all + (size_t)t * c.m, c.m * sizeof *alone);
-        simt_free(x1);
+/* --- bits -------------------------------------------------------------------------------------------- */
+
+/* Rows first, ... of activations of more rows. */
+static void *x16_rows(const void *from, size_t from_rows, size_t cols, size_t first, size_t rows) {
+    uint8_t *x = simt_alloc(x16_bytes(rows, cols), "x16");
+    memset(x, 0, x16_halves(rows, cols) * 2);
+    for (size_t i = 0; i < rows; i++) {
+        for (size_t k = 0; k < cols; k++)
+            memcpy(x + 2 * x16_place(rows, i, k), (const uint8_t *)from + 2 * x16_place(from_rows, first + i, k), 2);
+        for (size_t b = 0; b < cols / 32; b++) {
+            float sum = x16_sum(from, from_rows, cols, first + i, b);
+            memcpy(x + x16_sums_at(rows, cols) + (b * rows + i) * 4, &sum, 4);
+        }
     }
-    c.x = x8;
+    return x;
+}
+
+/* The next kernel of the table that has the same matrix and the same order of sums for more tokens, if any. */
+static const struct simt_kernel *larger_of(const struct simt_kernel *k) {
+    static const char *const same[] = { "m", "k", "residual", "wk", "splits" };
+    for (const struct simt_kernel *i = k + 1; i->source; i++) {
+        unsigned n = !strcmp(i->source, k->source) && !strcmp(simt_string(i, "quant"), simt_string(k, "quant")) && key(i, "n") > key(k, "n");
+        for (unsigned j = 0; j < 5; j++) n += key(i, same[j]) == key(k, same[j]);
+        if (n == 6) return i;
+    }
+    return NULL;
+}
+
+static unsigned same_bits_seen;
+
+/* A token has the same bits alone and in a bucket of 8, and in all buckets from 16 on. */
+static void check_same_bits(const struct simt_kernel *small) {
+    const struct simt_kernel *large = larger_of(small);
+    struct matrix c, part;
+    unsigned n = key(small, "n");
+    if (!large) return;
+    matrix_open(&c, large, 1);
+    float *all = simt_alloc((size_t)c.n * c.m * sizeof *all, "out"), *some = simt_alloc((size_t)n * c.m * sizeof *some, "out");
+    if (c.residual) memset(all, 0, (size_t)c.n * c.m * sizeof *all);
+    matmul_run(large, &c, c.n, 0, all);
+    for (unsigned first = 0; first + n <= c.n; first += n) {
+        part = c;
+        part.x = x16_rows(c.x, c.n, c.k, first, n);
+        if (c.residual) memset(some, 0, (size_t)n * c.m * sizeof *some);
+        matmul_run(small, &part, n, first, some);
+        assert_memory_equal(some, all + (size_t)first * c.m, (size_t)n * c.m * sizeof *some);
+        simt_free(part.x);
+    }
     same_bits_seen++;
-    simt_free(all), simt_free(alone);
+    simt_free(all), simt_free(some);
     matrix_close(&c);
 }
 
-static void test_same_bits(void **state) {
-    (void)state;
-    each(simt_kernels_matrix1, "matmul", check_same_bits);
+static void same_bits(const struct simt_kernel *table) {
+    same_bits_seen = 0;
+    each(table, "matmul", check_same_bits);
     assert_true(same_bits_seen > 0);
 }
+
+static void test_same_bits(void **state) { (void)state; same_bits(simt_kernels_matrix); }
+static void test_same_bits_few_tokens(void **state) { (void)state; same_bits(simt_kernels_matrix1); }
 
 /* --- per token ------------------------------------------------------------------------------------- */
 
@@ -493,7 +459,7 @@ static void embed_check(const struct simt_kernel *kernel, const uint8_t *tensor,
     if (n == 1) s.ids[0] = (int32_t)below(m);
     float *out = simt_alloc((size_t)rows * k * sizeof *out, "out");
     step = device_step(s);
-    launch(kernel, embed_grid(kernel), n % 2, (void *[]){ w, out, step });
+    launch(kernel, n % 2, (void *[]){ w, out, step });
     for (unsigned t = 0; t < n; t++) {
         double *want = decoded(q, tensor + (size_t)s.ids[t] * k / quant_formats[q].block_elems * quant_formats[q].block_bytes, k), top = 0;
         for (unsigned i = 0; i < k; i++) top = fmax(top, fabs(want[i]));
@@ -535,7 +501,7 @@ static void rms_norm_check(const struct simt_kernel *kernel, unsigned n, float a
     for (unsigned t = 0; t < n_x; t++) norm_want(x + (size_t)t * k, w, k, want + (size_t)t * k);
     for (unsigned t = n; t < n_x && !one; t++) memset(x + (size_t)t * k, 0xff, k * sizeof *x);
     struct plan_step *step = device_step((struct plan_step){ .n_tokens = one ? 8 : n, .row = 1 + below(8) });
-    launch(kernel, rms_norm_grid(kernel), n % 2, (void *[]){ x, w, out, step });
+    launch(kernel, n % 2, (void *[]){ x, w, out, step });
     assert_x16(out, rows, k, n, one ? want + (size_t)step->row * k : want, 2e-6);
     simt_free(step), simt_free(x), simt_free(w), simt_free(out);
     free(want);
@@ -560,7 +526,7 @@ static void act_mul_check(const struct simt_kernel *kernel, unsigned n, float am
     for (size_t i = 0; i < (size_t)rows * k; i++) want[i] = silu((double)gate[i]) * (double)up[i];
     memset(gate + (size_t)n * k, 0xff, (size_t)(rows - n) * k * sizeof *gate);
     struct plan_step *step = device_step((struct plan_step){ .n_tokens = n });
-    launch(kernel, act_mul_grid(kernel), n % 2, (void *[]){ gate, up, out, step });
+    launch(kernel, n % 2, (void *[]){ gate, up, out, step });
     assert_x16(out, rows, k, n, want, 2e-6);
     simt_free(step), simt_free(gate), simt_free(up), simt_free(out);
     free(want);
@@ -623,8 +589,8 @@ static void rope_check_cache(const struct rope_case *c) {
 
 static void rope_launch(const struct simt_kernel *kernel, const struct rope_case *c, float *q, uint64_t seed) {
     struct plan_step *step = device_step((struct plan_step){ .n_tokens = c->n, .pos = c->pos });
-    if (c->h.norm) launch(kernel, rope_grid(kernel), seed, (void *[]){ q, c->k, c->v, c->table, c->q_norm, c->k_norm, c->cache[0], c->cache[1], step });
-    else launch(kernel, rope_grid(kernel), seed, (void *[]){ q, c->k, c->v, c->table, c->cache[0], c->cache[1], step });
+    if (c->h.norm) launch(kernel, seed, (void *[]){ q, c->k, c->v, c->table, c->q_norm, c->k_norm, c->cache[0], c->cache[1], step });
+    else launch(kernel, seed, (void *[]){ q, c->k, c->v, c->table, c->cache[0], c->cache[1], step });
     simt_free(step);
 }
 
@@ -715,13 +681,13 @@ static const struct simt_kernel *combine_of(const struct simt_kernel *attention)
 static void attention_run(const struct simt_kernel *kernel, const struct attention_case *c, uint64_t seed, uint8_t *out) {
     const struct plan_step before = { .n_tokens = c->n, .pos = c->pos };
     struct plan_step *step = device_step(before);
-    void *part = simt_alloc(part_bytes(kernel), "part");
+    void *part = parts_of(kernel);
     if (key(kernel, "join")) {
-        launch(kernel, attention_grid(kernel), seed, (void *[]){ c->q, c->k, c->v, part, out, step });
+        launch(kernel, seed, (void *[]){ c->q, c->k, c->v, part, out, step });
     } else {
         const struct simt_kernel *combine = combine_of(kernel);
-        launch(kernel, attention_grid(kernel), seed, (void *[]){ c->q, c->k, c->v, part, step });
-        launch(combine, combine_grid(combine), seed, (void *[]){ part, out, step });
+        launch(kernel, seed, (void *[]){ c->q, c->k, c->v, part, step });
+        launch(combine, seed, (void *[]){ part, out, step });
     }
     simt_free(part);
     step_done(step, before);
@@ -763,13 +729,42 @@ static void check_attention(const struct simt_kernel *kernel) {
 static void test_attention(void **state) { (void)state; each(simt_kernels_attention, "attention", check_attention); }
 static void test_attention_part(void **state) { (void)state; each(simt_kernels_attention, "attention_part", check_attention); }
 
+/* --- stopped --------------------------------------------------------------------------------------- */
+
+/* Kernels of one token leave everything as it is when a generation has ended, whatever they are given. */
+static void check_stopped(const struct simt_kernel *k) {
+    enum { BYTES = 1 << 19, ARGS_MAX = 12 };
+    void *args[ARGS_MAX];
+    const struct plan_step before = { .n_tokens = 1, .stop = 1, .advance = 1, .limit = 100 };
+    if (key(k, "n") != 1) return;
+    assert_in_range(k->n_args, 2, ARGS_MAX);
+    for (unsigned i = 0; i + 1 < k->n_args; i++) simt_read_only(args[i] = simt_alloc(BYTES, "argument"));
+    struct plan_step *step = args[k->n_args - 1] = device_step(before);
+    launch(k, 0, args);
+    step_done(step, before);
+    for (unsigned i = 0; i + 1 < k->n_args; i++) {
+        uint64_t *words = args[i];
+        for (size_t at = 0; at < BYTES / sizeof *words; at++)
+            if (words[at] != UINT64_MAX) fail_msg("%s writes although the step is stopped", k->source);
+        simt_free(words);
+    }
+}
+
+static void test_stopped(void **state) {
+    (void)state;
+    each(simt_kernels_rows, NULL, check_stopped);
+    each(simt_kernels_attention, NULL, check_stopped);
+    each(simt_kernels_matrix1, NULL, check_stopped);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_embed), cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_act_mul),
         cmocka_unit_test(test_rope_store), cmocka_unit_test(test_rope_store_qknorm), cmocka_unit_test(test_attention),
         cmocka_unit_test(test_matmul_few_tokens), cmocka_unit_test(test_matmul), cmocka_unit_test(test_gate_up_few_tokens),
         cmocka_unit_test(test_gate_up), cmocka_unit_test(test_qkv_few_tokens), cmocka_unit_test(test_qkv), cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_attention_part),
+        cmocka_unit_test(test_same_bits_few_tokens),
+        cmocka_unit_test(test_attention_part), cmocka_unit_test(test_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

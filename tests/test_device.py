@@ -5,10 +5,14 @@ runs their plans, with the plan's own launches, arguments and weights, on kernel
 Their logits lie close to a plain float64 forward pass (oracle.py), in prompts of every kind and in decode steps after them;
 they have the same bits in any order of blocks, warps and lanes; each launch is the plan's; and matrices are read exactly
 once a launch. Nothing of CUDA is needed: NVRTC is a stand-in that leaves sources in the plan (tests/simt/nvrtc.c).
+
+$JLLM_TEST_DEVICES names some of DEVICES to test alone; $JLLM_TEST_KERNELS is a folder that keeps compiled kernels.
 """
 import concurrent.futures
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import unittest
 
@@ -28,7 +32,7 @@ class Device:
     """A model, its plan, and what the plan says of its launches."""
 
     def __init__(self, spec, buckets, *args, flags=()):
-        self.spec, self.arch, self.buckets = spec, {"h200": 90, "orin_nano": 87}[spec], buckets
+        self.spec, self.arch, self.buckets = spec, {"h200": 90, "orin_nano": 87, "rtx_sm86": 86}[spec], buckets
         self.args = ("--merges", 0, *args)
         self.flags = ("--spec", spec, "--nvrtc", os.path.join(SIMT, "libnvrtc_simt.so"),
                       "--set", "buckets=" + ",".join(map(str, buckets)), *flags)
@@ -76,12 +80,16 @@ DEVICES = {
     "q4_1": Device("h200", (8, 16, 24, 32, 40, 48, 64), *LLAMA, "--type", "q4_1", *shape(320, 352, 4, 4, 64, 1, 300)),
     "q8_0": Device("orin_nano", (16, 48), *QWEN3, "--type", "q8_0", *shape(256, 416, 6, 2, 80, 1, 291)),
     "q4_k": Device("h200", (24, 40), *LLAMA, "--type", "q4_k", "--tied", *shape(512, 768, 4, 1, 64, 1, 320)),
-    "q6_k": Device("orin_nano", (8, 32), *QWEN3, "--type", "q6_k", *shape(256, 512, 6, 1, 128, 1, 272)),
-    "f16": Device("h200", (8, 24), *LLAMA, "--type", "f16", "--tied", *shape(288, 320, 7, 1, 96, 1, 300)),
+    "q6_k": Device("orin_nano", (8, 64), *QWEN3, "--type", "q6_k", *shape(768, 256, 6, 1, 128, 1, 272)),     # 52 KiB of shared memory
+    "f16": Device("rtx_sm86", (8, 24, 64), *LLAMA, "--type", "f16", "--tied", *shape(288, 320, 7, 1, 96, 1, 300)),
     "f32": Device("orin_nano", (16, 64), *QWEN3, "--type", "f32", *shape(256, 288, 8, 1, 64, 1, 260)),
     "mix": Device("h200", (8, 64), *LLAMA, *MIX, *shape(256, 512, 6, 2, 128, 2, 576)),
     "launches": Device("orin_nano", (8,), *QWEN3, "--type", "q4_k", *shape(256, 256, 2, 1, 64, 1, 300), flags=("--set", "target.launch=plain")),
 }
+
+
+if os.environ.get("JLLM_TEST_DEVICES"):
+    DEVICES = {name: DEVICES[name] for name in os.environ["JLLM_TEST_DEVICES"].split()}
 
 
 def compile_kernels():
@@ -90,8 +98,12 @@ def compile_kernels():
     subprocess.run(["/usr/bin/python3", os.path.join(ROOT, "tests/simt/plan_kernels.py"), base, str(FILES), *(d.plan for d in DEVICES.values())], check=True)
 
     def one(i):
-        subprocess.run(["sh", "tests/simt/kernels.sh", "checked", f"{base}_{i}.cpp", f"{base}_{i}.o", "-g1", "-fPIC", "-fvisibility=hidden"], check=True, cwd=ROOT)
-        return f"{base}_{i}.o"
+        source, out = f"{base}_{i}.cpp", f"{base}_{i}.o"
+        kept = os.path.join(os.environ.get("JLLM_TEST_KERNELS") or product.TMP, hashlib.sha256(product.read(source)).hexdigest() + ".o")
+        if not os.path.exists(kept):
+            subprocess.run(["sh", "tests/simt/kernels.sh", "checked", source, out, "-g1", "-w", "-fPIC", "-fvisibility=hidden"], check=True, cwd=ROOT)
+            shutil.move(out, kept)
+        return kept
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(one, range(FILES)))

@@ -186,13 +186,13 @@ class Prediction(Fit):
     faster changes the constants in specs/, and the numbers here, by the benchmark that shows it."""
 
     def test_our_own(self):
-        self.measured("h200", {"Qwen3-4B": (557, 9823), "Llama-3.2-3B": (755, 13579), "SmolLM2": (1555, 25477)}, 0.10)
-        self.measured("h200_8sm", {"Qwen3-4B": (85, 1048), "Llama-3.2-3B": (106, 1465)}, 0.10)
+        self.measured("h200", {"Qwen3-4B": (613, 10623), "Llama-3.2-3B": (867, 14115), "SmolLM2": (1909, 35649)}, 0.10)
+        self.measured("h200_8sm", {"Qwen3-4B": (88.7, 1377), "Llama-3.2-3B": (112.6, 1764)}, 0.10)
         self.measured("xeon_2core", {"SmolLM2": (245, 639)}, 0.10)
 
     def test_at_depth(self):
         """tg64 at depth 4,096 in a context of 4,352; the table has 4,096."""
-        self.assertLess(within(452, self.row(published.header("Qwen3-4B"), "h200", 4096)["decode_tok_s_full"]), 0.10)
+        self.assertLess(within(501, self.row(published.header("Qwen3-4B"), "h200", 4096)["decode_tok_s_full"]), 0.10)
 
     def test_llama_cpp(self):
         """Published and measured figures of llama.cpp, by its efficiency in place of ours."""

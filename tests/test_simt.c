@@ -91,6 +91,56 @@ static void test_faults(void **state) {
     }
 }
 
+/* Copies in flight, named barriers, and blocks that add up what the others left. */
+static const char *split(const char *fault, uint64_t seed, struct simt_requests *requested) {
+    enum { IN_WORDS = BLOCKS * 8 * 64 * 4 };
+    uint32_t *in = simt_alloc(IN_WORDS * 4, "in"), *part = simt_alloc(WORDS * 4, "part"), *out = simt_alloc(64 * 4, "out");
+    uint32_t *count = simt_alloc(4, "count"), want[64] = { 0 };
+    struct plan_step *step = simt_alloc(sizeof *step, "step");
+    for (uint32_t i = 0; i < IN_WORDS; i++) want[i / 4 % 64 ^ 1] += in[i] = i * i;
+    *count = 0;
+    simt_read_only(in);
+    simt_count(in);
+    struct simt_grid grid = { .x = BLOCKS, .y = 1, .z = 1, .block = 64, .shared_bytes = 4 * 64 * 16 };
+    const char *error = NULL;
+    for (int again = 0; again < 2 && !error; again++) {
+        error = simt_launch(kernel_of("split", fault), grid, seed, (void *[]){ in, part, out, count, step });
+        if (!error && memcmp(out, want, sizeof want)) error = "the sum is wrong";
+        if (!error && *count) error = "the count is not zero again";
+    }
+    *requested = simt_requested(in);
+    simt_free(in), simt_free(part), simt_free(out), simt_free(count), simt_free(step);
+    return error;
+}
+
+static void test_blocks_together(void **state) {
+    static const char *const wrong[][2] = { { "early_read", "'dynamic shared memory'" }, { "no_barrier", "'dynamic shared memory'" },
+                                            { "early_arrival", "race on 'part'" }, { "relaxed", "race on 'part'" } };
+    struct simt_requests requested;
+    (void)state;
+    for (uint64_t seed = 0; seed < 9; seed++) {
+        const char *error = split("none", seed, &requested);
+        if (error) fail_msg("seed %d: %s", (int)seed, error);
+        for (size_t i = 0; i < 4 && simt_is_checked(); i++) {
+            error = split(wrong[i][0], seed, &requested);
+            if (!error || !strstr(error, wrong[i][1])) fail_msg("%s, seed %d: '%s'", wrong[i][0], (int)seed, error ? error : "not seen");
+        }
+    }
+}
+
+static void test_requests(void **state) {
+    struct simt_requests requested;
+    (void)state;
+    assert_null(split("none", 1, &requested));
+    assert_int_equal(requested.bytes, BLOCKS * 8 * 64 * 16);
+    assert_int_equal(requested.n_ranges, 1);
+    assert_int_equal(requested.first, 0);
+    assert_int_equal(requested.end, BLOCKS * 8 * 64 * 16);
+    assert_null(split("twice", 1, &requested));
+    assert_int_equal(requested.bytes, BLOCKS * 8 * 64 * 16 + 64 * 16);
+    assert_int_equal(requested.n_ranges, 1);
+}
+
 static void test_refused_launches(void **state) {
     (void)state;
     struct memory m = memory_open();
@@ -133,7 +183,7 @@ static void test_arithmetic(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_right_kernel), cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_right_kernel), cmocka_unit_test(test_faults), cmocka_unit_test(test_blocks_together), cmocka_unit_test(test_requests),
         cmocka_unit_test(test_refused_launches), cmocka_unit_test(test_arithmetic),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

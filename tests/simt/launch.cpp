@@ -23,12 +23,20 @@ void *simt_alloc(size_t bytes, const char *name) { return simt::device_alloc(byt
 void simt_free(void *p) { simt::device_free(p); }
 void simt_read_only(void *p) { simt::device_read_only(p); }
 bool simt_is_checked(void) { return simt::is_checked(); }
+void simt_count(void *p) { simt::device_count(p); }
+
+struct simt_requests simt_requested(void *p) {
+    simt::Requested r = simt::device_requested(p);
+    if (r.ranges.empty()) return {r.bytes, 0, 0, 0};
+    return {r.bytes, r.ranges.front().first, r.ranges.back().end, r.ranges.size()};
+}
 
 const char *simt_launch(const simt_kernel *k, simt_grid grid, uint64_t seed, void *const *args) {
     static std::string error;
     simt::Options options;
     options.seed = seed;
     options.resident = seed ? 2 : 1;
+    options.smem_max = 227 << 10;   // of the target that geometry.lua takes
     struct Bound {
         void (*call)(void *const *);
         void *args[32];
