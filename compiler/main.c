@@ -18,8 +18,9 @@
 #include "knobs.h"
 #include "memory.h"
 #include "origin.h"
-#include "progress.h"
 #include "pack.h"
+#include "profile.h"
+#include "progress.h"
 #include "retune.h"
 #include "tokenizer.h"
 #include "tune.h"
@@ -39,6 +40,7 @@ static const char usage[] =
     "                     [--search fast|mixed|full] [--tuned FILE] [--continue] [--timeout S] [--dry-run] [-o md|json]\n"
     "       jllmc retune PLAN --profile FILE [--top N] [--search fast|mixed|full] [--tuned FILE] [--nvrtc PATH] [-o md|json]\n"
     "       jllmc pack PLAN\n"
+    "       jllmc profile summary|ops PROFILE [-o md|csv|json] [--trace FILE] [--html FILE]\n"
     "       jllmc knobs [--spec NAME|FILE] [--set KEY=VALUE]... [-o md|json]\n"
     "       jllmc spec dump|check NAME|FILE [--set KEY=VALUE]...\n"
     "       jllmc --version | --help\n"
@@ -58,6 +60,8 @@ static const char usage[] =
     "         --continue goes on where a tune was stopped; --timeout stops after S seconds; --sweep tries these alone.\n"
     "retune   tune what a profile says loses most, and give the plan kernels by that; weights stay as they are.\n"
     "pack     drop what a retune has left of earlier kernels in a plan.\n"
+    "profile  of a file that jllm-run or jllm-bench --profile wrote: its steps, or every op, the one that loses most\n"
+    "         time first. --html draws them in one page, --trace is for Perfetto and chrome://tracing.\n"
     "knobs    what a spec can tune: legal values, defaults, what each does, the line that sets it.\n"
     "spec     dump prints the merged spec and where each value came from; check only checks it.\n"
     "\n"
@@ -67,7 +71,7 @@ enum stage { STAGE_PLAN, STAGE_GRAPH, STAGE_SELECT, STAGE_MEMORY, STAGE_SOURCE, 
 static const char *const stage_names[] = {"", "graph", "select", "memory", "source", "resources", "plan-text"};
 
 struct options {
-    const char *model, *spec, *out, *pre, *nvrtc;
+    const char *model, *spec, *out, *pre, *nvrtc, *trace, *html;
     const char *sets[SETS_MAX];
     unsigned n_sets;
     enum stage stage;
@@ -277,7 +281,7 @@ static bool parse_tune_option(struct options *o, int c, int *rc) {
     case 'a':
         if (!parse_search(optarg, &t->search)) *rc = usage_error("--search takes fast, mixed or full, not '%s'", optarg);
         return true;
-    case 'T':
+    case 'm':
         t->timeout_s = strtod(optarg, &end);
         if (*end || end == optarg || !(t->timeout_s > 0)) *rc = usage_error("--timeout takes seconds, not '%s'", optarg);
         return true;
@@ -298,8 +302,9 @@ static int parse_options(struct options *o, int argc, char **argv, const char **
         {"pre", required_argument, NULL, 'p'}, {"threads", required_argument, NULL, 't'}, {"output", required_argument, NULL, 'o'},
         {"quiet", no_argument, NULL, 'q'}, {"nvrtc", required_argument, NULL, 'n'}, {"op", required_argument, NULL, 'O'},
         {"sweep", required_argument, NULL, 'w'}, {"search", required_argument, NULL, 'a'}, {"tuned", required_argument, NULL, 'u'},
-        {"continue", no_argument, NULL, 'c'}, {"timeout", required_argument, NULL, 'T'}, {"dry-run", no_argument, NULL, 'd'},
-        {"profile", required_argument, NULL, 'r'}, {"top", required_argument, NULL, 'k'}, {"help", no_argument, NULL, 'h'},
+        {"continue", no_argument, NULL, 'c'}, {"timeout", required_argument, NULL, 'm'}, {"dry-run", no_argument, NULL, 'd'},
+        {"profile", required_argument, NULL, 'r'}, {"top", required_argument, NULL, 'k'},
+        {"trace", required_argument, NULL, 'T'}, {"html", required_argument, NULL, 'H'}, {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0}};
     int c, rc = 0;
     char *end;
@@ -313,6 +318,10 @@ static int parse_options(struct options *o, int argc, char **argv, const char **
             break;
         case 'p': o->pre = optarg; break;
         case 'n': o->nvrtc = optarg; break;
+        case 'T': case 'H':
+            if (!*optarg) return usage_error("%s takes the name of a file", c == 'T' ? "--trace" : "--html");
+            *(c == 'T' ? &o->trace : &o->html) = optarg;
+            break;
         case 'q': progress_quiet = true; break;
         case 'S':
             if (o->n_sets == SETS_MAX) return usage_error("too many --set: %s", optarg);
@@ -475,6 +484,28 @@ static int command_pack(int argc, char **argv) {
     return base_interrupted ? 128 + base_interrupted : rc;
 }
 
+static int command_profile(int argc, char **argv) {
+    static const char *const views[] = {"summary", "ops"}, *const formats[] = {"md", "csv", "json"};
+    struct options o = {.out = "md"};
+    struct profile_options profile = {0};
+    const char *positional[FILES_MAX];
+    unsigned n, view = 0, format = 0;
+    int rc = parse_options(&o, argc, argv, positional, &n);
+    if (rc) return rc;
+    while (n == 2 && view < COUNT(views) && strcmp(positional[0], views[view])) view++;
+    if (n != 2 || view == COUNT(views)) return usage_error("%s", "profile takes summary or ops, and one profile");
+    while (format < COUNT(formats) && strcmp(o.out, formats[format])) format++;
+    if (format == COUNT(formats)) return usage_error("-o of profile takes md, csv or json, not '%s'", o.out);
+    profile.view = (enum profile_view)view, profile.format = (enum profile_format)format;
+    profile.trace = o.trace, profile.html = o.html;
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    rc = profile_print(positional[1], &profile, stdout, &a, &d);
+    diag_finish(&d);
+    arena_free(&a);
+    return finish_stdout(rc);
+}
+
 static int command_fit(int argc, char **argv) {
     struct options o;
     const char *positional[FILES_MAX];
@@ -530,9 +561,9 @@ static int command_diff(int argc, char **argv) {
 int main(int argc, char **argv) {
     static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
         {"compile", command_compile}, {"fit", command_fit}, {"explain", command_explain}, {"diff", command_diff},
-        {"inspect", command_inspect}, {"knobs", command_knobs}, {"spec", command_spec},
-        {"tune", command_tune}, {"retune", command_retune}, {"pack", command_pack}};
-    static const char *const names[] = {"compile", "fit", "explain", "diff", "inspect", "knobs", "spec", "tune", "retune", "pack"};
+        {"inspect", command_inspect}, {"profile", command_profile}, {"tune", command_tune}, {"retune", command_retune},
+        {"pack", command_pack}, {"knobs", command_knobs}, {"spec", command_spec}};
+    static const char *const names[] = {"compile", "fit", "explain", "diff", "inspect", "profile", "tune", "retune", "pack", "knobs", "spec"};
     base_start();
     if (argc < 2) return usage_error("%s", "no command");
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return fputs(usage, stdout), finish_stdout(0);

@@ -43,10 +43,12 @@ build_plans() {
 }
 run_plans() {
     mkdir -p "$work/kernels" &&
-        JLLM_TEST_DEVICES="$1" JLLM_TEST_KERNELS="$work/kernels" timeout 900 /usr/bin/python3 "$tree/tests/test_device.py" Passes.test_short_prompts Passes.test_long_prompts >"$work/log" 2>&1
+        JLLM_TEST_DEVICES="$1" JLLM_TEST_KERNELS="$work/kernels" timeout 900 /usr/bin/python3 "$tree/tests/test_device.py" \
+            Passes.test_short_prompts Passes.test_long_prompts >"$work/log" 2>&1
 }
 
-ninja out/jllmc out/jllm-run out/jllm-bench out/simt/libcuda_simt.so out/simt/libnvrtc_simt.so out/simt/geometry >"$work/log" || { cat "$work/log"; exit 2; }
+ninja out/jllmc out/jllm-run out/jllm-bench out/simt/libcuda_simt.so out/simt/libnvrtc_simt.so out/simt/geometry >"$work/log" ||
+    { cat "$work/log"; exit 2; }
 copy && for f in simt simt_ops simt_check launch; do $cxx -O3 -c tests/simt/$f.cpp -o "$work/$f.o" || exit 2; done
 gcc -std=c11 -D_GNU_SOURCE -O2 -w -ffp-contract=off -c tests/test_cuda_kernels.c -o "$work/test.o" || exit 2
 gcc -std=c11 -D_GNU_SOURCE -O2 -w -ffp-contract=off -c tests/test_cuda_choice.c -o "$work/choice_test.o" || exit 2

@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 """Whole CUDA plans on an emulated device (tests/simt/libcuda.cpp): small models are compiled as for a GPU, and the runtime
-runs their plans, with the plan's own launches, arguments and weights, on kernels that are checked access by access.
+runs their plans, with the plan's own launches, arguments and weights; two of them on kernels that are checked access by access.
 
 Their logits lie close to a plain float64 forward pass (oracle.py), in prompts of every kind and in decode steps after them;
-they have the same bits in any order of blocks, warps and lanes; each launch is the plan's; and matrices are read exactly
-once a launch. Nothing of CUDA is needed: NVRTC is a stand-in that leaves sources in the plan (tests/simt/nvrtc.c).
+they have the same bits in any order of blocks, warps and lanes, in decode steps and a bucket of 8, and in all larger
+buckets; each launch is the plan's; matrices are read exactly once a launch; and what the device chooses by itself is what
+its logits say. Nothing of CUDA is needed: NVRTC is a stand-in that leaves sources in the plan (tests/simt/nvrtc.c).
 
 $JLLM_TEST_DEVICES names some of DEVICES to test alone; $JLLM_TEST_KERNELS is a folder that keeps compiled kernels.
 """
@@ -26,12 +27,14 @@ from product import ROOT
 SIMT = os.path.join(ROOT, "out", "simt")
 WORST = 3e-3          # any position; an ideal engine that rounds the same inputs to fp16 loses 1.5e-3 on such models
 FILES = 2 * (os.cpu_count() or 1)
+KERNELS = {}
 
 
 class Device:
     """A model, its plan, and what the plan says of its launches."""
 
-    def __init__(self, spec, buckets, *args, flags=()):
+    def __init__(self, spec, buckets, *args, flags=(), kernels="fast"):
+        self.kernels = kernels
         self.spec, self.arch, self.buckets = spec, {"h200": 90, "orin_nano": 87, "rtx_sm86": 86}[spec], buckets
         self.args = ("--merges", 0, *args)
         self.flags = ("--spec", spec, "--nvrtc", os.path.join(SIMT, "libnvrtc_simt.so"),
@@ -78,13 +81,14 @@ def shape(embd, ffn, heads, kv_heads, head_dim, layers, vocab):
 
 DEVICES = {
     "q4_1": Device("h200", (8, 16, 24, 32, 40, 48, 64), *LLAMA, "--type", "q4_1", *shape(320, 352, 4, 4, 64, 1, 300)),
-    "q8_0": Device("orin_nano", (16, 48), *QWEN3, "--type", "q8_0", *shape(256, 416, 6, 2, 80, 1, 291)),
+    "q8_0": Device("orin_nano", (16, 48), *QWEN3, "--type", "q8_0", *shape(256, 416, 6, 2, 80, 1, 291), kernels="checked"),
     "q4_k": Device("h200", (24, 40), *LLAMA, "--type", "q4_k", "--tied", *shape(512, 768, 4, 1, 64, 1, 320)),
-    "q6_k": Device("orin_nano", (8, 64), *QWEN3, "--type", "q6_k", *shape(768, 256, 6, 1, 128, 1, 272)),     # 52 KiB of shared memory
+    "q6_k": Device("orin_nano", (8, 24, 64), *QWEN3, "--type", "q6_k", *shape(768, 256, 6, 1, 128, 1, 272)),     # 52 KiB of shared memory
     "f16": Device("rtx_sm86", (8, 24, 64), *LLAMA, "--type", "f16", "--tied", *shape(288, 320, 7, 1, 96, 1, 300)),
     "f32": Device("orin_nano", (16, 64), *QWEN3, "--type", "f32", *shape(256, 288, 8, 1, 64, 1, 260)),
-    "mix": Device("h200", (8, 64), *LLAMA, *MIX, *shape(256, 512, 6, 2, 128, 2, 576)),
-    "launches": Device("orin_nano", (8,), *QWEN3, "--type", "q4_k", *shape(256, 256, 2, 1, 64, 1, 300), flags=("--set", "target.launch=plain")),
+    "mix": Device("h200", (8, 16, 64), *LLAMA, *MIX, *shape(256, 512, 6, 2, 128, 2, 576)),
+    "launches": Device("orin_nano", (8,), *QWEN3, "--type", "q4_k", *shape(256, 256, 2, 1, 64, 1, 300),
+                       flags=("--set", "target.launch=plain"), kernels="checked"),
 }
 
 
@@ -92,16 +96,18 @@ if os.environ.get("JLLM_TEST_DEVICES"):
     DEVICES = {name: DEVICES[name] for name in os.environ["JLLM_TEST_DEVICES"].split()}
 
 
-def compile_kernels():
-    """The library of all plans' kernels, checked ones."""
-    base = product.path("kernels/k")
-    subprocess.run(["/usr/bin/python3", os.path.join(ROOT, "tests/simt/plan_kernels.py"), base, str(FILES), *(d.plan for d in DEVICES.values())], check=True)
+def compile_kernels(kind):
+    """The library of the kernels of all plans that want this kind."""
+    base = product.path(f"kernels/{kind}")
+    plans = [d.plan for d in DEVICES.values() if d.kernels == kind]
+    subprocess.run(["/usr/bin/python3", os.path.join(ROOT, "tests/simt/plan_kernels.py"), base, str(FILES), *plans], check=True)
 
     def one(i):
         source, out = f"{base}_{i}.cpp", f"{base}_{i}.o"
-        kept = os.path.join(os.environ.get("JLLM_TEST_KERNELS") or product.TMP, hashlib.sha256(product.read(source)).hexdigest() + ".o")
+        name = hashlib.sha256(product.read(source)).hexdigest() + f".{kind}.o"
+        kept = os.path.join(os.environ.get("JLLM_TEST_KERNELS") or product.TMP, name)
         if not os.path.exists(kept):
-            subprocess.run(["sh", "tests/simt/kernels.sh", "checked", source, out, "-g1", "-fPIC", "-fvisibility=hidden"], check=True, cwd=ROOT)
+            subprocess.run(["sh", "tests/simt/kernels.sh", kind, source, out, "-g1", "-w", "-fPIC", "-fvisibility=hidden"], check=True, cwd=ROOT)
             shutil.move(out, kept)
         return kept
 
@@ -112,19 +118,27 @@ def compile_kernels():
 
 
 def setUpModule():
-    global KERNELS
     for d in DEVICES.values():
         d.make()
-    KERNELS = compile_kernels()
+    for kind in {d.kernels for d in DEVICES.values()}:
+        KERNELS[kind] = compile_kernels(kind)
 
 
 def environment(device, seed=0, log=None):
-    return product.environment(JLLM_LIBCUDA=os.path.join(SIMT, "libcuda_simt.so"), JLLM_SIMT_KERNELS=KERNELS, JLLM_SIMT_SEED=seed,
+    return product.environment(JLLM_LIBCUDA=os.path.join(SIMT, "libcuda_simt.so"), JLLM_SIMT_KERNELS=KERNELS[device.kernels], JLLM_SIMT_SEED=seed,
                                JLLM_SIMT_LOG=log, JLLM_FAKE_CUDA=f"arch={device.arch}")
 
 
+def word(kind, *ids):
+    return kind + ",".join(map(str, ids))
+
+
 def prefill(ids):
-    return "p" + ",".join(map(str, ids))
+    return word("p", *ids)
+
+
+def decodes(ids):
+    return [word("d", i) for i in ids]
 
 
 def geometry(planned):
@@ -134,16 +148,23 @@ def geometry(planned):
 
 
 class Emulated(product.Case):
-    def each(self, work):
-        """work(device) for all devices, on all cores."""
+    def each(self, work, devices=None):
+        """work(device) for these devices, or all, on all cores."""
+        names = {id(device): name for name, device in DEVICES.items()}
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            jobs = {name: pool.submit(work, device) for name, device in DEVICES.items()}
+            jobs = {names[id(device)]: pool.submit(work, device) for device in devices or DEVICES.values()}
         for name, job in jobs.items():
             with self.subTest(name):
                 job.result()
 
+    def assert_same(self, got, want):
+        """The same bits."""
+        self.assertEqual(got.shape, want.shape)
+        differ = [i for i in range(len(got)) if got[i].tobytes() != want[i].tobytes()]
+        self.assertEqual(differ, [], f"of {len(got)} rows")
+
     def steps(self, device, words, seed=0, log=None):
-        """float32 [n, n_vocab]: logits after each prefill and decode (device_logits.c)."""
+        """float32 [n, n_vocab]: what device_logits.c writes for these words."""
         r = subprocess.run([os.path.join(product.OUT, "release/device_logits"), device.plan], input=" ".join(words).encode(), stdout=subprocess.PIPE,
                            stderr=subprocess.PIPE, env=environment(device, seed, log), timeout=600)
         self.assertEqual((r.returncode, r.stderr.decode()), (0, ""))
@@ -209,6 +230,35 @@ class Passes(Emulated):
 
         self.each(work)
 
+    def test_bits_of_eight(self):
+        """A bucket of 8 and single tokens share their order of sums: each position's logits have the same bits, from the start
+        and behind others, in a full bucket and in one of 5; so the cache has."""
+        def work(device):
+            ids = product.some_ids(30, device.n_vocab, 8)
+            words = [word("r", *ids[:8]), word("r", *ids[8:16]), word("r", *ids[16:21]), *decodes(ids[21:23])]
+            self.assert_same(self.steps(device, words), self.steps(device, decodes(ids[:23])))
+
+        self.each(work, (d for d in DEVICES.values() if 8 in d.buckets))
+
+    def test_bits_of_buckets(self):
+        """A position's logits have the same bits in every bucket from 16 on, and so has what follows."""
+        def work(device):
+            ids, most, log = product.some_ids(70, device.n_vocab, 9), device.buckets[-1], product.path(f"device/{id(device)}.buckets")
+            after = decodes(ids[most:most + 2])
+            whole = self.steps(device, [word("r", *ids[:most]), *after], log=log)
+            with open(log, encoding="utf-8") as lines:
+                ran = list(self.phases_run(device, [json.loads(line) for line in lines]))
+            self.assertEqual([device.phases[i][:2] for i in ran[:1]], [("prefill", most)])
+            for n in (b for b in device.buckets if 16 <= b < most):
+                rows = self.steps(device, [word("r", *ids[:n])])
+                self.assert_same(rows, whole[:n])
+            small = min(b for b in device.buckets if b >= 16)
+            if most % small == 0:
+                parts = [word("r", *ids[i:i + small]) for i in range(0, most, small)]
+                self.assert_same(self.steps(device, [*parts, *after]), whole)
+
+        self.each(work, (d for d in DEVICES.values() if sum(b >= 16 for b in d.buckets) > 1))
+
     def check_launches(self, device, launches):
         phases = device.phases
         ran = {phases[i][:2] for i in self.phases_run(device, launches)}
@@ -249,6 +299,37 @@ class Passes(Emulated):
         self.assertEqual(int(planned["bytes"]), sum(p["gguf_bytes"] for p in matrices), planned)
 
 
+class Generation(Emulated):
+    """What the device chooses by itself, one step ahead of the host."""
+
+    def choices(self, device, start, n, most, *stop_ids):
+        """The words before, then generation from the last of `start`: (choices, logits asked for then, and after two tokens)."""
+        rows = self.steps(device, [prefill(start[:-1]), word("g", start[-1], n, most, *stop_ids), "l", *decodes((7, 9))])
+        return [int(i) for i in rows[1] if i >= 0], rows[2:]
+
+    def test_generation(self):
+        """Every choice is the largest of the logits that decode steps give; the end, whoever sets it, leaves the sequence as if
+        the last choice had not been made: the logits asked for then and those of other tokens after it have the same bits as
+        without generation."""
+        def work(device):
+            start, n = product.some_ids(6, device.n_vocab, 10), 9
+            chosen, _ = self.choices(device, start, n, n)
+            self.assertEqual(len(chosen), n)
+            tokens = [start[-1], *chosen]
+            stepped = self.steps(device, [prefill(start[:-1]), *decodes(tokens[:n])])[1:]
+            self.assertEqual(chosen, [int(row.argmax()) for row in stepped])
+            stop = chosen[4]
+            first = chosen.index(stop) + 1
+            for n_max, most, stop_ids, made in ((n, n, (), n), (n, n, (stop,), first), (n, 3, (), 3), (n, n, (device.n_vocab - 1 - stop, stop), None)):
+                got, rows = self.choices(device, start, n_max, most, *stop_ids)
+                made = made or next((i + 1 for i, c in enumerate(chosen) if c in stop_ids))
+                self.assertEqual(got, chosen[:made])
+                plain = self.steps(device, [prefill(start[:-1]), *decodes(tokens[:made]), *decodes((7, 9))])[made:]
+                self.assert_same(rows, plain)
+
+        self.each(work)
+
+
 class Selftest(Emulated):
     def test_selftest(self):
         def work(device):
@@ -257,6 +338,27 @@ class Selftest(Emulated):
             self.assertNotIn("simt:", r.err)
 
         self.each(work)
+
+
+class Profile(Emulated):
+    def test_profile(self):
+        """By the emulated device's clock, which takes 10 µs a launch and 1 for each block in x: every launch of a decode step, its
+        kernels back to back, and the step as a whole; jllmc profile reads it."""
+        device, to = DEVICES["q8_0"], product.path("device/profile.jsonl")
+        r = self.ok(product.run("jllm-bench", device.plan, "--profile", to, "--ops", 1, "-r", 1, "-d", 3, env=environment(device), timeout=600))
+        self.assertNotIn("simt:", r.err)
+        first, phase, *rows = [json.loads(line) for line in product.read(to).decode().splitlines()]
+        kind, n_tokens, planned = device.phases[phase["phase"]]
+        ops, launches = ([r for r in rows if r["row"] == kind_of] for kind_of in ("op", "launch"))
+        self.assertEqual((first["device"], first["rates_of"], rows[-1]["row"]), ("cuda", "spec", "end"))
+        self.assertEqual((kind, phase["kind"], phase["n_tokens"], phase["depth"]), ("decode", "decode", n_tokens, 3))
+        self.assertEqual([r["kernel"] for r in launches], [x["kernel"] for x in planned])
+        for got, x in zip(launches, planned):
+            self.assertAlmostEqual(got["us"], 10 + int(x["items"]), places=2)
+        self.assertAlmostEqual(phase["replay_us"], sum(10 + int(x["items"]) for x in planned), places=1)
+        self.assertAlmostEqual(sum(o["packed_us"] * o["count"] for o in ops), phase["replay_us"], places=1)
+        self.assertEqual([o["op"] for o in ops if "cache_bytes" in o], ["attention"])
+        self.assertEqual([s["step"] for s in json.loads(said("profile", "summary", to, "-o", "json"))["steps"]], ["decode"])
 
 
 if __name__ == "__main__":

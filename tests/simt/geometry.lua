@@ -6,7 +6,7 @@
 -- lower function on an op of these shapes, with the functions of compiler/contract.h in small, and looks for the launch.
 
 local templates, wanted, launches = {}, {}, {}
-lower = {}
+lower, target = {}, { sms = 132, smem_kib = 227 }     -- of an H200: what simt.h takes a target to be
 
 function template(name) return function(t) templates[name] = t end end
 function ceil_div(a, b) return (a + b - 1) // b end

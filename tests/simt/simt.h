@@ -132,7 +132,7 @@ struct Options {
     u64 seed = 0;      // 0: warps and lanes in order; else a pseudo-random order
     u32 resident = 1;  // blocks that run at the same time; a cooperative launch needs all
     u32 mma_width = 16, mma_bits = 25;  // fp16 tensor cores; width 0: from left to right in fp32
-    u32 smem_max = 163 << 10;           // dynamic shared memory of the target (sm_87)
+    u32 smem_max = 227 << 10;           // dynamic shared memory of the target (sm_90)
     u32 watchdog_s = 20;                // a loop without any call below is reported after this time
 };
 
