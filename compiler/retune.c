@@ -20,7 +20,7 @@
 #include "pack.h"
 #include "sheet.h"
 
-enum { REPETITIONS = 7, PROFILE_VERSION = 1 };
+enum { ROUNDS = 5, PROFILE_VERSION = 1 };
 
 struct retune {
     const struct retune_options *o;
@@ -207,21 +207,30 @@ static unsigned spec_with_results(struct retune *r) {
 
 /* --- times ----------------------------------------------------------------------------------------- */
 
+static int compare_doubles(const void *a, const void *b) {
+    const double *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+/* Round after round over all phases, so that drift hits all; what disturbs one makes it longer, so the lower quartile counts. */
 static bool time_phases(const struct retune *r, double *us) {
     struct jllm_error e = {0};
     struct jllm_options o = {.n_threads = base_cores()};
     struct jllm_plan *plan = jllm_open(r->o->plan, &o, &e);
     struct jllm_session *s = plan ? jllm_session_new(plan, &e) : NULL;
     uint32_t *list = arena_array(r->a, r->view.n_launches, sizeof *list);
+    double (*times)[ROUNDS] = arena_array(r->a, r->view.n_phases, sizeof *times);
     bool ok = s != NULL;
-    for (uint32_t i = 0; i < r->view.n_phases && ok; i++) {
-        const struct plan_phase *p = &r->view.phases[i];
-        double times[REPETITIONS];
-        for (uint32_t j = 0; j < p->n_launches; j++) list[j] = p->first_launch + j;
-        us[i] = 0;
-        if (p->n_tokens > r->view.info->ctx_max) continue;   /* no pass of it is ever full */
-        ok = jllm_time(s, list, p->n_launches, true, REPETITIONS, times, &e);
-        us[i] = times[0];
+    for (unsigned round = 0; round < ROUNDS; round++)
+        for (uint32_t i = 0; i < r->view.n_phases && ok; i++) {
+            const struct plan_phase *p = &r->view.phases[i];
+            for (uint32_t j = 0; j < p->n_launches; j++) list[j] = p->first_launch + j;
+            if (p->n_tokens > r->view.info->ctx_max) continue;   /* no pass of it is ever full */
+            ok = jllm_time(s, list, p->n_launches, true, 1, &times[i][round], &e);
+        }
+    for (uint32_t i = 0; i < r->view.n_phases; i++) {
+        qsort(times[i], ROUNDS, sizeof times[i][0], compare_doubles);
+        us[i] = times[i][ROUNDS / 4];
     }
     jllm_session_free(s);
     jllm_close(plan);
