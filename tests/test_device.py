@@ -79,8 +79,8 @@ def shape(embd, ffn, heads, kv_heads, head_dim, layers, vocab):
 DEVICES = {
     "q4_1": Device("h200", (8, 16, 24, 32, 40, 48, 64), *LLAMA, "--type", "q4_1", *shape(320, 352, 4, 4, 64, 1, 300)),
     "q8_0": Device("orin_nano", (16, 48), *QWEN3, "--type", "q8_0", *shape(256, 416, 6, 2, 80, 1, 291)),
-    "q4_k": Device("h200", (24, 40), *LLAMA, "--type", "q4_k", "--tied", *shape(512, 768, 4, 1, 64, 1, 320)),
-    "q6_k": Device("orin_nano", (8, 64), *QWEN3, "--type", "q6_k", *shape(768, 256, 6, 1, 128, 1, 272)),     # 52 KiB of shared memory
+    "q4_k": Device("h200", (24, 40), *LLAMA, "--type", "q4_k", "--tied", *shape(256, 768, 4, 1, 64, 1, 320)),
+    "q6_k": Device("orin_nano", (8, 64), *QWEN3, "--type", "q6_k", *shape(256, 512, 6, 1, 128, 1, 272)),
     "f16": Device("h200", (8, 24), *LLAMA, "--type", "f16", "--tied", *shape(288, 320, 7, 1, 96, 1, 300)),
     "f32": Device("orin_nano", (16, 64), *QWEN3, "--type", "f32", *shape(256, 288, 8, 1, 64, 1, 260)),
     "mix": Device("h200", (8, 64), *LLAMA, *MIX, *shape(256, 512, 6, 2, 128, 2, 576)),
