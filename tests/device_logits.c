@@ -1,7 +1,11 @@
-/* device_logits PLAN: does the words on stdin with a session of the plan, and writes the logits after each prefill and
- * decode to stdout, float32 [n_vocab] after float32 [n_vocab].
+/* device_logits PLAN: does the words on stdin with a session of the plan, and writes what comes of them to stdout, row after
+ * row of float32 [n_vocab].
  *
- *   p1,2,3   prefill of these ids      d4   decode of one      kN   keep N positions and forget the rest
+ *   p1,2,3         prefill of these ids: the logits of the last       r1,2,3   the same: the logits of each
+ *   d4             decode of one: its logits                          l        the logits of the last token, asked for again
+ *   g4,N,M,5,6     greedy generation from 4, at most N choices, the host ends it after M, the device at 5 and 6: a row that
+ *                  begins with the choices, -1 after them
+ *   kN             keep N positions and forget the rest
  */
 #include "../runtime/jllm.h"
 
@@ -23,6 +27,38 @@ static size_t read_ids(const char *text, int32_t *ids) {
     return n;
 }
 
+static void write_row(void *user, size_t index, const float *logits) {
+    (void)index;
+    fwrite(logits, sizeof *logits, *(const size_t *)user, stdout);
+}
+
+struct choices { float row[IDS_MAX]; size_t n, most; };
+static bool take_choice(void *user, int32_t id) {
+    struct choices *c = user;
+    c->row[c->n++] = (float)id;
+    return c->n < c->most;
+}
+
+static bool generate(struct jllm_session *s, const int32_t *ids, size_t n, size_t n_vocab, struct jllm_error *e) {
+    static struct choices c;
+    c.n = 0, c.most = (size_t)ids[2];
+    for (size_t i = 0; i < n_vocab; i++) c.row[i] = -1;
+    if (!jllm_generate(s, ids[0], (size_t)ids[1], ids + 3, n - 3, take_choice, &c, e)) return false;
+    write_row(&n_vocab, 0, c.row);
+    return true;
+}
+
+/* One word, but for k; what it writes of the last token's logits comes after. */
+static bool do_word(struct jllm_session *s, char kind, const int32_t *ids, size_t n, size_t n_vocab, struct jllm_error *e) {
+    switch (kind) {
+    case 'p': return jllm_prefill(s, ids, n, e);
+    case 'r': return jllm_prefill_rows(s, ids, n, write_row, &n_vocab, e);
+    case 'd': return jllm_decode(s, ids[0], e);
+    case 'g': return generate(s, ids, n, n_vocab, e);
+    default: return true;
+    }
+}
+
 static int run(struct jllm_session *s, size_t n_vocab) {
     static int32_t ids[IDS_MAX];
     struct jllm_error e;
@@ -32,11 +68,11 @@ static int run(struct jllm_session *s, size_t n_vocab) {
             jllm_reset(s, strtoul(word + 1, NULL, 10));
             continue;
         }
-        size_t n = read_ids(word + 1, ids);
-        if (*word == 'p' ? !jllm_prefill(s, ids, n, &e) : !jllm_decode(s, ids[0], &e)) return complain(word, e.text);
+        if (!do_word(s, *word, ids, read_ids(word + 1, ids), n_vocab, &e)) return complain(word, e.text);
+        if (*word == 'r' || *word == 'g') continue;
         const float *logits = jllm_logits(s);
         if (!logits) return complain(word, jllm_session_failure(s)->text);
-        fwrite(logits, sizeof *logits, n_vocab, stdout);
+        write_row(&n_vocab, 0, logits);
     }
     return fflush(stdout) ? complain("stdout", "cannot be written") : 0;
 }

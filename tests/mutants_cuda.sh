@@ -1,14 +1,14 @@
 #!/bin/sh
 # Plant each mistake of tests/mutants_cuda.txt in a copy of the tree and expect that test_cuda_kernels or test_cuda_choice,
 # built from checked kernels of the few instances that are starred in simt/cuda_kernels.list, fails; for mistakes in the
-# contract and in the runtime, that test_device.py does, on a few of its plans. What a mistake does not touch is not
-# compiled again. Usage: tests/mutants_cuda.sh [part of a name]. The last line is "N mutants, N killed".
+# contract and in the runtime, that test_device.py does, on a few of its plans. What a mistake does not touch is not compiled
+# again. Usage: tests/mutants_cuda.sh [part of a name]. The last line is "N mutants, N killed".
 cd "$(dirname "$0")/.." || exit 2
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 tree=$work/tree
 cxx="g++ -std=c++17 -g -march=x86-64-v3 -ffp-contract=off -fno-strict-aliasing -fstack-clash-protection -w -Itemplates/cuda -Itests/simt"
-groups="matrix1 matrix rows attention choice"
+groups="matrix1 matrix matrix_ffn rows attention choice"
 
 # Everything that a mistake can be in.
 copy() {
@@ -52,7 +52,8 @@ ninja out/jllmc out/jllm-run out/jllm-bench out/simt/libcuda_simt.so out/simt/li
 copy && for f in simt simt_ops simt_check launch; do $cxx -O3 -c tests/simt/$f.cpp -o "$work/$f.o" || exit 2; done
 gcc -std=c11 -D_GNU_SOURCE -O2 -w -ffp-contract=off -c tests/test_cuda_kernels.c -o "$work/test.o" || exit 2
 gcc -std=c11 -D_GNU_SOURCE -O2 -w -ffp-contract=off -c tests/test_cuda_choice.c -o "$work/choice_test.o" || exit 2
-build && run && build_plans && run_plans "launches mix q6_k" || { cat "$work/log"; echo "the tests fail as they are"; exit 1; }
+build && run || { cat "$work/log"; echo "the kernels' tests fail as they are"; exit 1; }
+build_plans && run_plans "launches mix q6_k" || { cat "$work/log"; echo "test_device.py fails as it is"; exit 1; }
 n=0 killed=0
 while IFS= read -r line; do
     case $line in '' | '#'*) continue ;; esac

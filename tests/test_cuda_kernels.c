@@ -26,7 +26,7 @@ _Static_assert(offsetof(struct kernel_step, row) == offsetof(struct plan_step, r
 _Static_assert(offsetof(struct kernel_step, ids) == offsetof(struct plan_step, ids), "plan_step.cuh");
 _Static_assert(offsetof(struct kernel_step, counters) == offsetof(struct plan_step, counters), "plan_step.cuh");
 
-extern const struct simt_kernel simt_kernels_matrix[], simt_kernels_matrix1[], simt_kernels_rows[], simt_kernels_attention[];
+extern const struct simt_kernel simt_kernels_matrix1[], simt_kernels_matrix[], simt_kernels_matrix_ffn[], simt_kernels_rows[], simt_kernels_attention[];
 
 /* --- inputs ---------------------------------------------------------------------------------------- */
 
@@ -34,7 +34,6 @@ static uint64_t seed_next = 1;
 
 static float uniform(void) { return plan_seeded(0x6a6c6c6d, seed_next++); }
 static unsigned below(unsigned n) { return (unsigned)((uniform() + 1) * 0.5f * (float)n) % n; }
-static unsigned ceil_div(unsigned a, unsigned b) { return (a + b - 1) / b; }
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 static float *device_floats(size_t n, float amplitude, const char *name) {
@@ -108,11 +107,11 @@ static void step_done(struct plan_step *s, struct plan_step before) {
     simt_free(s);
 }
 
-/* All kernels of a table made from one template. */
+/* All kernels of a table made from one template, or from any. */
 static void each(const struct simt_kernel *table, const char *source, void (*check)(const struct simt_kernel *)) {
     unsigned n = 0;
     for (const struct simt_kernel *k = table; k->source; k++) {
-        if (strcmp(k->source, source)) continue;
+        if (source && strcmp(k->source, source)) continue;
         char text[400];
         if (getenv("JLLM_TEST_VERBOSE")) printf("%s\n", label(k, text, sizeof text)), fflush(stdout);
         check(k);
@@ -121,15 +120,8 @@ static void each(const struct simt_kernel *table, const char *source, void (*che
     assert_true(n > 0);
 }
 
-/* --- scratch of launches ----------------------------------------------------------------------------- */
-
-/* Sums of the parts of K of all groups of rows. */
-static void *device_parts(const struct simt_kernel *k) {
-    return simt_alloc((size_t)k->grid.x * k->grid.y * key(k, "n") * key(k, "wm") * key(k, "rt") * 16 * 4, "parts");
-}
-static size_t part_bytes(const struct simt_kernel *k) {
-    return (size_t)ceil_div(key(k, "ctx"), key(k, "split")) * key(k, "n") * key(k, "n_head") * (key(k, "head_dim") + 1) * 4;
-}
+/* What the contract gives the kernel to put parts of sums into. */
+static void *parts_of(const struct simt_kernel *k) { return simt_alloc(k->scratch_bytes, "parts"); }
 
 /* --- X16 ------------------------------------------------------------------------------------------- */
 
@@ -246,8 +238,6 @@ static double *product(const double *w, const void *x, size_t m, size_t k, size_
     return y;
 }
 
-static unsigned same_bits_seen;
-
 struct matrix { enum quant q; unsigned m, k, n, residual; void *x; uint8_t *w[2]; double *want[2]; };
 
 static double rms(const double *w, size_t n) {
@@ -280,7 +270,7 @@ static void matrix_close(struct matrix *c) {
 static void matmul_run(const struct simt_kernel *kernel, const struct matrix *c, unsigned n, uint64_t seed, float *out) {
     const struct plan_step before = { .n_tokens = n };
     struct plan_step *step = device_step(before);
-    void *parts = device_parts(kernel);
+    void *parts = parts_of(kernel);
     launch(kernel, seed, (void *[]){ c->x, c->w[0], out, parts, step });
     step_done(step, before);
     simt_free(parts);
@@ -328,7 +318,7 @@ static void gate_up_check(const struct simt_kernel *kernel, const struct matrix 
     uint8_t *out = simt_alloc(x16_bytes(c->n, c->m), "out");
     const struct plan_step before = { .n_tokens = n };
     struct plan_step *step = device_step(before);
-    void *parts = device_parts(kernel);
+    void *parts = parts_of(kernel);
     launch(kernel, seed, (void *[]){ c->x, c->w[0], c->w[1], out, parts, step });
     assert_x16(out, c->n, c->m, n, want, 2e-5);
     step_done(step, before);
@@ -345,7 +335,7 @@ static void check_gate_up(const struct simt_kernel *kernel) {
     matrix_close(&c);
 }
 
-static void test_gate_up(void **state) { (void)state; each(simt_kernels_matrix, "gate_up", check_gate_up); }
+static void test_gate_up(void **state) { (void)state; each(simt_kernels_matrix_ffn, "gate_up", check_gate_up); }
 static void test_gate_up_few_tokens(void **state) { (void)state; each(simt_kernels_matrix1, "gate_up", check_gate_up); }
 
 /* --- q, k and v -------------------------------------------------------------------------------------- */
@@ -371,7 +361,7 @@ static void qkv_open(struct qkv_case *c, const struct simt_kernel *kernel) {
 static void qkv_check(const struct simt_kernel *kernel, const struct qkv_case *c, unsigned n, uint64_t seed) {
     const struct plan_step before = { .n_tokens = n };
     struct plan_step *step = device_step(before);
-    void *parts = device_parts(kernel);
+    void *parts = parts_of(kernel);
     float *out[3];
     for (unsigned i = 0; i < 3; i++) out[i] = simt_alloc((size_t)c->n * c->rows[i] * sizeof *out[i], "out");
     launch(kernel, seed, (void *[]){ c->x, c->w[0], c->w[1], c->w[2], out[0], out[1], out[2], parts, step });
@@ -394,43 +384,70 @@ static void check_qkv(const struct simt_kernel *kernel) {
     for (unsigned i = 0; i < 3; i++) simt_free(c.w[i]), free(c.want[i]);
 }
 
-static void test_qkv(void **state) { (void)state; each(simt_kernels_matrix, "qkv", check_qkv); }
+static void test_qkv(void **state) { (void)state; each(simt_kernels_matrix_ffn, "qkv", check_qkv); }
 static void test_qkv_few_tokens(void **state) { (void)state; each(simt_kernels_matrix1, "qkv", check_qkv); }
 
-/* A token has the same bits alone and in a bucket of 8. */
-static void check_same_bits(const struct simt_kernel *one) {
-    const struct simt_kernel *eight = NULL;
-    struct matrix c;
-    if (key(one, "n") != 1) return;
-    for (const struct simt_kernel *k = one + 1; k->source && !eight; k++)
-        if (!strcmp(k->source, "matmul") && key(k, "n") == 8 && key(k, "m") == key(one, "m") && key(k, "k") == key(one, "k") &&
-            key(k, "residual") == 0 && !strcmp(simt_string(k, "quant"), simt_string(one, "quant")))
-            eight = k;
-    if (!eight || key(one, "residual")) return;
-    matrix_open(&c, eight, 1);
-    float *all = simt_alloc(8 * (size_t)c.m * sizeof *all, "out"), *alone = simt_alloc(c.m * sizeof *alone, "out");
-    uint8_t *x8 = c.x;
-    matmul_run(eight, &c, 8, 0, all);
-    for (unsigned t = 0; t < 8; t++) {
-        uint8_t *x1 = c.x = simt_alloc(x16_bytes(1, c.k), "x16");
-        memset(x1, 0, x16_bytes(1, c.k));
-        for (unsigned k = 0; k < c.k; k++) memcpy(x1 + 2 * x16_place(1, 0, k), x8 + 2 * x16_place(8, t, k), 2);
-        for (unsigned b = 0; b < c.k / 32; b++) memcpy(x1 + x16_sums_at(1, c.k) + b * 4, x8 + x16_sums_at(8, c.k) + (b * 8 + t) * 4, 4);
-        matmul_run(one, &c, 1, t, alone);
-        assert_memory_equal(alone, all + (size_t)t * c.m, c.m * sizeof *alone);
-        simt_free(x1);
+/* --- bits -------------------------------------------------------------------------------------------- */
+
+/* Rows first, ... of activations of more rows. */
+static void *x16_rows(const void *from, size_t from_rows, size_t cols, size_t first, size_t rows) {
+    uint8_t *x = simt_alloc(x16_bytes(rows, cols), "x16");
+    memset(x, 0, x16_halves(rows, cols) * 2);
+    for (size_t i = 0; i < rows; i++) {
+        for (size_t k = 0; k < cols; k++)
+            memcpy(x + 2 * x16_place(rows, i, k), (const uint8_t *)from + 2 * x16_place(from_rows, first + i, k), 2);
+        for (size_t b = 0; b < cols / 32; b++) {
+            float sum = x16_sum(from, from_rows, cols, first + i, b);
+            memcpy(x + x16_sums_at(rows, cols) + (b * rows + i) * 4, &sum, 4);
+        }
     }
-    c.x = x8;
+    return x;
+}
+
+/* The next kernel of the table that has the same matrix and the same order of sums for more tokens, if any. */
+static const struct simt_kernel *larger_of(const struct simt_kernel *k) {
+    static const char *const same[] = { "m", "k", "residual", "wk", "splits" };
+    for (const struct simt_kernel *i = k + 1; i->source; i++) {
+        unsigned n = !strcmp(i->source, k->source) && !strcmp(simt_string(i, "quant"), simt_string(k, "quant")) && key(i, "n") > key(k, "n");
+        for (unsigned j = 0; j < 5; j++) n += key(i, same[j]) == key(k, same[j]);
+        if (n == 6) return i;
+    }
+    return NULL;
+}
+
+static unsigned same_bits_seen;
+
+/* A token has the same bits alone and in a bucket of 8, and in all buckets from 16 on. */
+static void check_same_bits(const struct simt_kernel *small) {
+    const struct simt_kernel *large = larger_of(small);
+    struct matrix c, part;
+    unsigned n = key(small, "n");
+    if (!large) return;
+    matrix_open(&c, large, 1);
+    float *all = simt_alloc((size_t)c.n * c.m * sizeof *all, "out"), *some = simt_alloc((size_t)n * c.m * sizeof *some, "out");
+    if (c.residual) memset(all, 0, (size_t)c.n * c.m * sizeof *all);
+    matmul_run(large, &c, c.n, 0, all);
+    for (unsigned first = 0; first + n <= c.n; first += n) {
+        part = c;
+        part.x = x16_rows(c.x, c.n, c.k, first, n);
+        if (c.residual) memset(some, 0, (size_t)n * c.m * sizeof *some);
+        matmul_run(small, &part, n, first, some);
+        assert_memory_equal(some, all + (size_t)first * c.m, (size_t)n * c.m * sizeof *some);
+        simt_free(part.x);
+    }
     same_bits_seen++;
-    simt_free(all), simt_free(alone);
+    simt_free(all), simt_free(some);
     matrix_close(&c);
 }
 
-static void test_same_bits(void **state) {
-    (void)state;
-    each(simt_kernels_matrix1, "matmul", check_same_bits);
+static void same_bits(const struct simt_kernel *table) {
+    same_bits_seen = 0;
+    each(table, "matmul", check_same_bits);
     assert_true(same_bits_seen > 0);
 }
+
+static void test_same_bits(void **state) { (void)state; same_bits(simt_kernels_matrix); }
+static void test_same_bits_few_tokens(void **state) { (void)state; same_bits(simt_kernels_matrix1); }
 
 /* --- per token ------------------------------------------------------------------------------------- */
 
@@ -664,7 +681,7 @@ static const struct simt_kernel *combine_of(const struct simt_kernel *attention)
 static void attention_run(const struct simt_kernel *kernel, const struct attention_case *c, uint64_t seed, uint8_t *out) {
     const struct plan_step before = { .n_tokens = c->n, .pos = c->pos };
     struct plan_step *step = device_step(before);
-    void *part = simt_alloc(part_bytes(kernel), "part");
+    void *part = parts_of(kernel);
     if (key(kernel, "join")) {
         launch(kernel, seed, (void *[]){ c->q, c->k, c->v, part, out, step });
     } else {
@@ -712,13 +729,42 @@ static void check_attention(const struct simt_kernel *kernel) {
 static void test_attention(void **state) { (void)state; each(simt_kernels_attention, "attention", check_attention); }
 static void test_attention_part(void **state) { (void)state; each(simt_kernels_attention, "attention_part", check_attention); }
 
+/* --- stopped --------------------------------------------------------------------------------------- */
+
+/* Kernels of one token leave everything as it is when a generation has ended, whatever they are given. */
+static void check_stopped(const struct simt_kernel *k) {
+    enum { BYTES = 1 << 19, ARGS_MAX = 12 };
+    void *args[ARGS_MAX];
+    const struct plan_step before = { .n_tokens = 1, .stop = 1, .advance = 1, .limit = 100 };
+    if (key(k, "n") != 1) return;
+    assert_in_range(k->n_args, 2, ARGS_MAX);
+    for (unsigned i = 0; i + 1 < k->n_args; i++) simt_read_only(args[i] = simt_alloc(BYTES, "argument"));
+    struct plan_step *step = args[k->n_args - 1] = device_step(before);
+    launch(k, 0, args);
+    step_done(step, before);
+    for (unsigned i = 0; i + 1 < k->n_args; i++) {
+        uint64_t *words = args[i];
+        for (size_t at = 0; at < BYTES / sizeof *words; at++)
+            if (words[at] != UINT64_MAX) fail_msg("%s writes although the step is stopped", k->source);
+        simt_free(words);
+    }
+}
+
+static void test_stopped(void **state) {
+    (void)state;
+    each(simt_kernels_rows, NULL, check_stopped);
+    each(simt_kernels_attention, NULL, check_stopped);
+    each(simt_kernels_matrix1, NULL, check_stopped);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_embed), cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_act_mul),
         cmocka_unit_test(test_rope_store), cmocka_unit_test(test_rope_store_qknorm), cmocka_unit_test(test_attention),
         cmocka_unit_test(test_matmul_few_tokens), cmocka_unit_test(test_matmul), cmocka_unit_test(test_gate_up_few_tokens),
         cmocka_unit_test(test_gate_up), cmocka_unit_test(test_qkv_few_tokens), cmocka_unit_test(test_qkv), cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_attention_part),
+        cmocka_unit_test(test_same_bits_few_tokens),
+        cmocka_unit_test(test_attention_part), cmocka_unit_test(test_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,7 @@ class Device:
     """A model, its plan, and what the plan says of its launches."""
 
     def __init__(self, spec, buckets, *args, flags=()):
-        self.spec, self.arch, self.buckets = spec, {"h200": 90, "orin_nano": 87}[spec], buckets
+        self.spec, self.arch, self.buckets = spec, {"h200": 90, "orin_nano": 87, "rtx_sm86": 86}[spec], buckets
         self.args = ("--merges", 0, *args)
         self.flags = ("--spec", spec, "--nvrtc", os.path.join(SIMT, "libnvrtc_simt.so"),
                       "--set", "buckets=" + ",".join(map(str, buckets)), *flags)
@@ -79,9 +79,9 @@ def shape(embd, ffn, heads, kv_heads, head_dim, layers, vocab):
 DEVICES = {
     "q4_1": Device("h200", (8, 16, 24, 32, 40, 48, 64), *LLAMA, "--type", "q4_1", *shape(320, 352, 4, 4, 64, 1, 300)),
     "q8_0": Device("orin_nano", (16, 48), *QWEN3, "--type", "q8_0", *shape(256, 416, 6, 2, 80, 1, 291)),
-    "q4_k": Device("h200", (24, 40), *LLAMA, "--type", "q4_k", "--tied", *shape(256, 768, 4, 1, 64, 1, 320)),
-    "q6_k": Device("orin_nano", (8, 64), *QWEN3, "--type", "q6_k", *shape(256, 512, 6, 1, 128, 1, 272)),
-    "f16": Device("h200", (8, 24), *LLAMA, "--type", "f16", "--tied", *shape(288, 320, 7, 1, 96, 1, 300)),
+    "q4_k": Device("h200", (24, 40), *LLAMA, "--type", "q4_k", "--tied", *shape(512, 768, 4, 1, 64, 1, 320)),
+    "q6_k": Device("orin_nano", (8, 64), *QWEN3, "--type", "q6_k", *shape(768, 256, 6, 1, 128, 1, 272)),     # 52 KiB of shared memory
+    "f16": Device("rtx_sm86", (8, 24, 64), *LLAMA, "--type", "f16", "--tied", *shape(288, 320, 7, 1, 96, 1, 300)),
     "f32": Device("orin_nano", (16, 64), *QWEN3, "--type", "f32", *shape(256, 288, 8, 1, 64, 1, 260)),
     "mix": Device("h200", (8, 64), *LLAMA, *MIX, *shape(256, 512, 6, 2, 128, 2, 576)),
     "launches": Device("orin_nano", (8,), *QWEN3, "--type", "q4_k", *shape(256, 256, 2, 1, 64, 1, 300), flags=("--set", "target.launch=plain")),

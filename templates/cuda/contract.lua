@@ -159,20 +159,36 @@ local few_ways = {
     { tiles = 8, wm = 4, rt = 2, k_groups = 2, round = 4.0 },
     { tiles = 16, wm = 8, rt = 2, k_groups = 1, round = 3.1, whole = true },   -- of whole rows alone: parts would be large
 }
-if target.smem_kib < 200 then   -- two steps of 64 tokens for each of two groups do not fit
-    few_ways = { { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.2 }, { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 2.0 }, few_ways[3] }
-end
+local few_ways_small = {    -- where two steps of 64 tokens for each of two groups do not fit shared memory
+    { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.2 },
+    { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 2.0 },
+    few_ways[3],
+}
 local many_ways = {
     { tiles = 8, wm = 4, rt = 2, k_groups = 1, round = 1.65, two = true },
     { tiles = 4, wm = 4, rt = 1, k_groups = 1, round = 1.08, two = true },
 }
+local function ways_of(tiles, sms)
+    if tiles >= 16 * sms then return many_ways end
+    return target.smem_kib < 200 and few_ways_small or few_ways
+end
 local START, ARRIVE, JOIN = 0.6, 1.2, 0.04    -- rounds before the first product; microseconds of a part, and of a tile of it
 
+-- Bytes of shared memory that a block may have: its static share is less than 1 KiB. Every target since sm_80 has 99 KiB.
+local function shared_room() return (target.smem_kib > 0 and target.smem_kib or 99) * 1024 - 1024 end
+
+-- Whether the smallest block of so many warps along K has room for 64 tokens, whatever n: the order of sums hangs on it.
+local function has_room(k_groups, matrices, quants)
+    for _, quant in ipairs(quants) do
+        if 2 * k_groups * place_bytes(quant, matrices == 2 and 4 or 1, 64) > shared_room() then return false end
+    end
+    return true
+end
+
 -- The cheapest way and number of parts for `tiles` row tiles and `n_steps` of K. They fix the order of sums, so n has no say.
-local function cut(tiles, n_steps)
+local function cheapest(ways, sms, tiles, n_steps)
     local best
-    local sms = target.sms > 0 and target.sms or 1
-    for _, way in ipairs(tiles < 16 * sms and few_ways or many_ways) do
+    for _, way in ipairs(ways) do
         for _, parts in ipairs { 1, 2, 3, 4, 5, 6 } do
             if parts == 1 or (parts * way.k_groups <= n_steps and not way.whole) then
                 local blocks = ceil_div(ceil_div(tiles, way.tiles) * parts, sms)    -- of the SM that has most
@@ -183,6 +199,12 @@ local function cut(tiles, n_steps)
         end
     end
     return best.way, best.parts
+end
+local function cut(tiles, n_steps, matrices, quants)
+    local sms = target.sms > 0 and target.sms or 1
+    local way, parts = cheapest(tiles < 16 * sms and few_ways or many_ways, sms, tiles, n_steps)
+    if not has_room(way.k_groups, matrices, quants) then way, parts = cheapest(many_ways, sms, tiles, n_steps) end
+    return way, parts
 end
 
 -- Warps along rows, row tiles of each, blocks an SM: the first that fits shared memory is taken.
@@ -203,7 +225,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
         if n == 1 and matrices == 2 and wk <= 4 and (key.quant == "q4_k" or key.quant == "q4_1") then blocks = 3 end
         if n == 8 and key.quant == "f32" then wm, rt = wm * rt, 1 end   -- fewer registers
     else
-        way, parts = cut(all_tiles, ceil_div(key.k, 32 * steps[key.quant].blocks))
+        way, parts = cut(all_tiles, ceil_div(key.k, 32 * steps[key.quant].blocks), matrices, quants)
         wm, wk, rt, blocks = way.wm, way.k_groups, way.rt, way.two and 2 or 1
     end
     if p.row_tiles > 0 then rt = p.row_tiles end
@@ -219,7 +241,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
         end
         return math.max(sums, places)
     end
-    local room = target.smem_kib > 0 and target.smem_kib * 1024 - 1024 or 98304    -- a block's static share is less than 1 KiB
+    local room = shared_room()
     if n > 8 and p.m_warps == 0 and p.row_tiles == 0 then
         for _, f in ipairs(way.two and many_shapes or few_shapes) do
             if f[2] <= (key.quant == "f32" and 1 or way.rt) and (way.two or f[1] <= way.wm) and (matrices == 1 or f[1] * f[2] % 4 == 0) then

@@ -68,25 +68,25 @@ def instance(folder, template, source, keys, number):
 
 
 def launches(folder, wanted):
-    """For each (template, keys): (source, keys, grid); without a contract there is no grid."""
+    """For each (template, keys): (source, keys, grid and scratch); without a contract there is no grid."""
     contract = os.path.join(folder, 'contract.lua')
     if not os.path.exists(contract):
-        return [(template + '.cu', keys, '0, 0, 0, 0, 0') for template, keys in wanted]
+        return [(template + '.cu', keys, '{0, 0, 0, 0, 0}, 0') for template, keys in wanted]
     sources.update((contract, os.path.join(HERE, 'geometry.lua')))
     lines = [' '.join([template, *(f'{n}={v}' for n, v in keys.items())]) for template, keys in wanted]
     p = subprocess.run([os.path.join(HERE, '../../out/simt/geometry'), os.path.join(HERE, 'geometry.lua'), contract], check=True,
                        input='\n'.join(lines), stdout=subprocess.PIPE, text=True)
     answers = []
     for line in p.stdout.splitlines():
-        source, x, y, z, block, shared, keys = line.split('\t')
-        answers.append((source, dict(k.split('=') for k in keys.split()), f'{x}, {y}, {z}, {block}, {shared}'))
+        source, x, y, z, block, shared, scratch, keys = line.split('\t')
+        answers.append((source, dict(k.split('=') for k in keys.split()), f'{{{x}, {y}, {z}, {block}, {shared}}}, {scratch}'))
     return answers
 
 
 def entry(name, template, keys, grid):
     pairs = ''.join(f'{{"{n}", "{v}"}}, ' for n, v in keys.items())
     return (f'static const simt_key {name}_keys[] = {{{pairs}{{nullptr, nullptr}}}};',
-            f'    {{"{template}", {name}_keys, simt_call<&{name}_::{name}>, simt_count(&{name}_::{name}), {{{grid}}}}},')
+            f'    {{"{template}", {name}_keys, simt_call<&{name}_::{name}>, simt_count(&{name}_::{name}), {grid}}},')
 
 
 def main(folder, listing, group, out, few=''):
@@ -106,7 +106,7 @@ def main(folder, listing, group, out, few=''):
     lines.append('#line 1 "table"')
     lines += [keys for keys, _ in tables]
     lines.append(f'extern "C" const simt_kernel simt_kernels_{group}[] = {{')
-    lines += [row for _, row in tables] + ['    {nullptr, nullptr, nullptr, 0, {0, 0, 0, 0, 0}},', '};', '']
+    lines += [row for _, row in tables] + ['    {nullptr, nullptr, nullptr, 0, {0, 0, 0, 0, 0}, 0},', '};', '']
     with open(out, 'w') as file:
         file.write('\n'.join(lines))
     with open(out + '.d', 'w') as file:

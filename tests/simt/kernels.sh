@@ -11,7 +11,7 @@ checked="-fno-tree-vectorize -fno-tree-slp-vectorize -ftrivial-auto-var-init=pat
 [ "$kind" = checked ] || checked=
 # shellcheck disable=SC2086
 g++ -std=c++17 -g -O1 -march=x86-64-v3 -ffp-contract=off -fno-strict-aliasing -fstack-clash-protection -Wall -Wextra \
-    -Wno-unknown-pragmas -Wno-enum-compare -Wno-maybe-uninitialized -Wno-uninitialized -Itemplates/cuda -Itests/simt \
+    -Wno-unknown-pragmas -Wno-unused-variable -Wno-enum-compare -Wno-maybe-uninitialized -Wno-uninitialized -Itemplates/cuda -Itests/simt \
     $checked "$@" -c "$in" -o "$out"
 [ "$kind" = fast ] ||
     objcopy --redefine-sym memcpy=__tsan_memcpy --redefine-sym memset=__tsan_memset --redefine-sym memmove=__tsan_memmove "$out"

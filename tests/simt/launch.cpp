@@ -36,6 +36,7 @@ const char *simt_launch(const simt_kernel *k, simt_grid grid, uint64_t seed, voi
     simt::Options options;
     options.seed = seed;
     options.resident = seed ? 2 : 1;
+    options.smem_max = 227 << 10;   // of the target that geometry.lua takes
     struct Bound {
         void (*call)(void *const *);
         void *args[32];

@@ -22,6 +22,7 @@ struct simt_kernel {
     void (*call)(void *const *args);
     unsigned n_args;                /* with the step */
     struct simt_grid grid;          /* as the contract has it; zeros without one */
+    size_t scratch_bytes;           /* of its argument `part` or `parts`; 0: unused */
 };
 
 /* A key's value, or `otherwise`. */
