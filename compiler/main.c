@@ -19,6 +19,7 @@
 #include "knobs.h"
 #include "memory.h"
 #include "nvrtc.h"
+#include "profile.h"
 #include "progress.h"
 #include "tokenizer.h"
 
@@ -33,6 +34,7 @@ static const char usage[] =
     "       jllmc explain MODEL.gguf|- [--spec NAME|FILE] [--set KEY=VALUE]... [--op N] [-o md|json]\n"
     "       jllmc diff PLAN PLAN [-o md|json]\n"
     "       jllmc inspect PLAN [-o md|json]\n"
+    "       jllmc profile summary|ops PROFILE [-o md|csv|json] [--trace FILE] [--html FILE]\n"
     "       jllmc knobs [--spec NAME|FILE] [--set KEY=VALUE]... [-o md|json]\n"
     "       jllmc spec dump|check NAME|FILE [--set KEY=VALUE]...\n"
     "       jllmc --version | --help\n"
@@ -47,6 +49,8 @@ static const char usage[] =
     "         --op N shows launch N in full (the numbers are in the column `first` of the kernels).\n"
     "diff     what differs between two plans and what it costs. Exit 0 the same, 1 different, 2 trouble.\n"
     "inspect  what a plan holds: facts, memory, kernels and their resources, weights. md is the default.\n"
+    "profile  of a file that jllm-run or jllm-bench --profile wrote: its steps, or every op, the one that loses most\n"
+    "         time first. --html draws them in one page, --trace is for Perfetto and chrome://tracing.\n"
     "knobs    what a spec can tune: legal values, defaults, what each does, the line that sets it.\n"
     "spec     dump prints the merged spec and where each value came from; check only checks it.\n"
     "\n"
@@ -56,7 +60,7 @@ enum stage { STAGE_PLAN, STAGE_GRAPH, STAGE_SELECT, STAGE_MEMORY, STAGE_SOURCE, 
 static const char *const stage_names[] = {"", "graph", "select", "memory", "source", "resources", "plan-text"};
 
 struct options {
-    const char *model, *spec, *out, *pre, *nvrtc;
+    const char *model, *spec, *out, *pre, *nvrtc, *trace, *html;
     const char *sets[SETS_MAX];
     unsigned n_sets;
     enum stage stage;
@@ -249,7 +253,8 @@ static int parse_options(struct options *o, int argc, char **argv, const char **
     static const struct option longs[] = {
         {"spec", required_argument, NULL, 's'}, {"set", required_argument, NULL, 'S'}, {"emit", required_argument, NULL, 'e'},
         {"pre", required_argument, NULL, 'p'}, {"threads", required_argument, NULL, 't'}, {"output", required_argument, NULL, 'o'},
-        {"quiet", no_argument, NULL, 'q'}, {"nvrtc", required_argument, NULL, 'n'}, {"op", required_argument, NULL, 'O'}, {"help", no_argument, NULL, 'h'},
+        {"quiet", no_argument, NULL, 'q'}, {"nvrtc", required_argument, NULL, 'n'}, {"op", required_argument, NULL, 'O'},
+        {"trace", required_argument, NULL, 'T'}, {"html", required_argument, NULL, 'H'}, {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0}};
     int c;
     char *end;
@@ -263,6 +268,10 @@ static int parse_options(struct options *o, int argc, char **argv, const char **
             break;
         case 'p': o->pre = optarg; break;
         case 'n': o->nvrtc = optarg; break;
+        case 'T': case 'H':
+            if (!*optarg) return usage_error("%s takes the name of a file", c == 'T' ? "--trace" : "--html");
+            *(c == 'T' ? &o->trace : &o->html) = optarg;
+            break;
         case 'q': progress_quiet = true; break;
         case 'S':
             if (o->n_sets == SETS_MAX) return usage_error("too many --set: %s", optarg);
@@ -371,6 +380,28 @@ static int command_knobs(int argc, char **argv) {
     return finish_stdout(ok ? 0 : EXIT_BAD_INPUT);
 }
 
+static int command_profile(int argc, char **argv) {
+    static const char *const views[] = {"summary", "ops"}, *const formats[] = {"md", "csv", "json"};
+    struct options o = {.out = "md"};
+    struct profile_options profile = {0};
+    const char *positional[FILES_MAX];
+    unsigned n, view = 0, format = 0;
+    int rc = parse_options(&o, argc, argv, positional, &n);
+    if (rc) return rc;
+    while (n == 2 && view < COUNT(views) && strcmp(positional[0], views[view])) view++;
+    if (n != 2 || view == COUNT(views)) return usage_error("%s", "profile takes summary or ops, and one profile");
+    while (format < COUNT(formats) && strcmp(o.out, formats[format])) format++;
+    if (format == COUNT(formats)) return usage_error("-o of profile takes md, csv or json, not '%s'", o.out);
+    profile.view = (enum profile_view)view, profile.format = (enum profile_format)format;
+    profile.trace = o.trace, profile.html = o.html;
+    struct arena a = {0};
+    struct diag d = {.out = stderr};
+    rc = profile_print(positional[1], &profile, stdout, &a, &d);
+    diag_finish(&d);
+    arena_free(&a);
+    return finish_stdout(rc);
+}
+
 static int command_fit(int argc, char **argv) {
     struct options o;
     const char *positional[FILES_MAX];
@@ -426,8 +457,8 @@ static int command_diff(int argc, char **argv) {
 int main(int argc, char **argv) {
     static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
         {"compile", command_compile}, {"fit", command_fit}, {"explain", command_explain}, {"diff", command_diff},
-        {"inspect", command_inspect}, {"knobs", command_knobs}, {"spec", command_spec}};
-    static const char *const names[] = {"compile", "fit", "explain", "diff", "inspect", "knobs", "spec"};
+        {"inspect", command_inspect}, {"profile", command_profile}, {"knobs", command_knobs}, {"spec", command_spec}};
+    static const char *const names[] = {"compile", "fit", "explain", "diff", "inspect", "profile", "knobs", "spec"};
     base_start();
     if (argc < 2) return usage_error("%s", "no command");
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return fputs(usage, stdout), finish_stdout(0);

@@ -94,9 +94,9 @@ static const char *cuda_text(int version, struct arena *a) {
 static void note_remedy(int cuda, struct arena *a, struct diag *d) {
     const char *package = cuda >= 13000 ? "nvidia-cuda-nvrtc" : "nvidia-cuda-nvrtc-cu12";
     const char *version = cuda ? cuda_text(cuda, a) : "12";
-    diag_note(d, "get one with: python3 -m pip download --no-deps -d nvrtc '%s==%s.*' && python3 -m zipfile -e nvrtc/*.whl nvrtc",
-              package, version);
-    diag_note(d, "then compile with --nvrtc nvrtc");
+    diag_note(d, "get one with: python3 -m pip download --no-deps -d nvrtc-%s '%s==%s.*' && python3 -m zipfile -e nvrtc-%s/*.whl nvrtc-%s",
+              version, package, version, version, version);
+    diag_note(d, "then compile with --nvrtc nvrtc-%s", version);
 }
 
 /* NVRTC loads its other half by bare name, and whether the loader then looks beside NVRTC depends on who built it and on

@@ -5,7 +5,7 @@
 
 #include "kernel.h"
 
-const char *const sheet_phase_names[PLAN_PHASE_DECODE + 1] = {"", "prefill", "head", "decode"};
+const char *const sheet_phase_names[PLAN_PHASE_CANDIDATES + 1] = {"", "prefill", "head", "decode", "candidates"};
 
 const void *sheet_section(const struct plan_view *v, uint32_t kind, uint64_t *bytes) {
     const struct plan_tail *tail = (const void *)v->tail;

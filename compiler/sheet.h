@@ -35,7 +35,7 @@ struct sheet {
     struct sheet_phase *phases; uint32_t n_phases;
 };
 
-extern const char *const sheet_phase_names[PLAN_PHASE_DECODE + 1];
+extern const char *const sheet_phase_names[PLAN_PHASE_CANDIDATES + 1];
 
 /* Strings stay v's. */
 void sheet_of_plan(struct sheet *s, const struct plan_view *v, struct arena *a);

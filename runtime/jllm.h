@@ -145,6 +145,9 @@ JLLM_API struct jllm_stats jllm_session_stats(const struct jllm_session *s);
  * counted. us has room for repetitions * (together ? 1 : n) numbers. The sequence stays, its logits are gone. */
 JLLM_API bool jllm_time(struct jllm_session *s, const uint32_t *launches, size_t n, bool together, size_t repetitions,
                         double *us, struct jllm_error *e);
+/* The same without medians: us[repetitions][together ? 1 : n], in the order in which times were taken. */
+JLLM_API bool jllm_time_samples(struct jllm_session *s, const uint32_t *launches, size_t n, bool together, size_t repetitions,
+                                double *us, struct jllm_error *e);
 
 #ifdef __cplusplus
 }

@@ -417,8 +417,9 @@ static bool time_once(struct jllm_session *s, const uint32_t *launches, size_t n
     const struct device_ops *ops = s->plan->ops;
     if (ops->time) return ops->time(s->context, &s->step, launches, (uint32_t)n, together, us, e);
     double from = now_us(), start = from;
-    for (size_t i = 0; i < n; i++) {
-        if (!ops->run(s->context, &s->step, launches[i], 1, e)) return false;
+    for (size_t i = 0, run; i < n; i += run) {
+        for (run = 1; together && i + run < n && launches[i + run] == launches[i] + run;) run++;
+        if (!ops->run(s->context, &s->step, launches[i], (uint32_t)run, e)) return false;
         double now = now_us();
         if (!together) us[i] = now - from;
         from = now;
@@ -448,8 +449,8 @@ static void step_set_full(struct jllm_session *s, uint32_t n_tokens) {
     s->step.n_stop = 0;
 }
 
-bool jllm_time(struct jllm_session *s, const uint32_t *launches, size_t n, bool together, size_t repetitions, double *us,
-               struct jllm_error *e) {
+bool jllm_time_samples(struct jllm_session *s, const uint32_t *launches, size_t n, bool together, size_t repetitions,
+                       double *us, struct jllm_error *e) {
     const struct plan_info *info = s->plan->view.info;
     const struct plan_phase *p = phase_of(&s->plan->view, launches, n);
     size_t cols = together ? 1 : n;
@@ -465,8 +466,13 @@ bool jllm_time(struct jllm_session *s, const uint32_t *launches, size_t n, bool 
     for (size_t i = 0; i < repetitions && ok; i++)
         ok = time_once(s, launches, n, together, us + i * cols, &s->failed);
     s->step.advance = 0;
-    if (!ok) return session_fail(s, e);
-    take_medians(us, repetitions, cols);
+    return ok || session_fail(s, e);
+}
+
+bool jllm_time(struct jllm_session *s, const uint32_t *launches, size_t n, bool together, size_t repetitions, double *us,
+               struct jllm_error *e) {
+    if (!jllm_time_samples(s, launches, n, together, repetitions, us, e)) return false;
+    take_medians(us, repetitions, together ? 1 : n);
     return true;
 }
 

@@ -10,12 +10,12 @@ target {
     l2_mib = 50,          -- NVIDIA H100 Architecture whitepaper; the H200 has the same die
     dram_gbps = 4590,     -- measured, read only (copy: 4244)
     peak_gflops = 989000, -- data sheet: dense fp16 with fp32 sums
-    -- The rest is fitted to docs/benchmarks.md, three models in decode and prompts of 33 and 512 (docs/prediction.md).
-    dram_share = 0.53,
+    -- The rest is fitted to docs/benchmarks.md, eight models in decode and prompts of 33 and 512 (docs/prediction.md).
+    dram_share = 0.645,
     cache_share = 0.335,  -- attention's 0.39 ms for 604 MB of keys and values at depth 4,096
-    gflops = 150000,
-    barrier_us = 1.8,     -- launches overlap; the smallest node of a graph with 132 blocks alone: 2.05
-    barrier_token_us = 0.044,
+    gflops = 166000,
+    barrier_us = 2.2,     -- the smallest node of a graph with 132 blocks alone: 2.05
+    barrier_token_us = 0.0345,
     memory_gib = 139,     -- cuDeviceTotalMem
     cuda = "13.0",
 }

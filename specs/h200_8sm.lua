@@ -8,9 +8,10 @@ target {
     dram_share = 1,
     cache_share = 0.6,    -- estimated
     peak_gflops = 60000,  -- eight of 132 of the data sheet's 989 TFLOPS
-    -- Fitted to docs/benchmarks.md: two models in decode and prompts of 33 and 512.
-    gweights = 368,
-    gflops = 13200,
-    barrier_us = 1,       -- measured: the smallest node of a graph
+    -- Fitted to docs/benchmarks.md: seven models in decode and prompts of 33.
+    gweights = 425,
+    gflops = 15850,
+    barrier_us = 4.6,     -- the smallest node of a graph takes 1.0; the rest is what small launches leave of eight SMs
+    barrier_token_us = 0.125,
     load_gbps = 0,
 }

@@ -13,11 +13,12 @@ target {
     dram_share = 0.83,
     cache_share = 0.6,    -- estimated
     peak_gflops = 16700,  -- data sheet: mma.sync at 512 flops a clock and scheduler, 32 schedulers at 1.02 GHz
-    -- Measured on eight SMs of an H200 (h200_8sm.lua), times 1.02 over 1.98 GHz: 368 Gweights/s, 13.2 TFLOPS, and a graph
-    -- node of 1.0 us.
-    gweights = 190,
-    gflops = 6800,
-    barrier_us = 2,
+    -- Measured on eight SMs of an H200 (h200_8sm.lua), times 1.02 over 1.98 GHz: 425 Gweights/s, 15.85 TFLOPS, and
+    -- 4.6 us a launch and 0.125 for each token of it.
+    gweights = 219,
+    gflops = 8160,
+    barrier_us = 8.9,
+    barrier_token_us = 0.243,
     load_gbps = 3,        -- estimated: an SSD on the developer kit's M.2 slot, PCIe 3.0 x4, which moves 3.9 at most
     memory_gib = 7.4,     -- MemTotal under JetPack 6: 8 GB without what firmware and display keep
     cuda = "12.6",        -- JetPack 6.1 and 6.2

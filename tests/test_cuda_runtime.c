@@ -921,6 +921,58 @@ static void test_bench_ops(void **state) {
     build_free(&b);
 }
 
+/* The number behind a key of the row that holds `words`. */
+static double profile_number(const char *text, const char *words, const char *key) {
+    const char *row = strstr(text, words);
+    if (!row) fail_msg("no %s in %s", words, text);
+    const char *at = strstr(row, key), *end = strchr(row, '\n');
+    if (!at || at > end) fail_msg("no %s behind %s", key, words);
+    return strtod(at + strlen(key), NULL);
+}
+
+static char *read_text(const char *path, char *out, size_t room) {
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    out[fread(out, 1, room - 1, f)] = 0;
+    fclose(f);
+    return out;
+}
+
+/* Numbers of the fake's clock: launches one by one, kernels and the phase as graphs. Wherever the device dies, there is no
+ * profile, and one that was there is still there. */
+static void test_bench_profile(void **state) {
+    (void)state;
+    struct plan_builder b;
+    static char text[20000], again[20000], out[4096];
+    tiny_cuda(&b, NULL);
+    make_finite(&b);
+    char *path = plan_write(b.file.data, b.file.bytes), to[4110];
+    snprintf(to, sizeof to, "%s.jsonl", path);
+    const char *const args[] = {"--profile", to, "--ops", "1,16", "-r", "3", "-d", "2", NULL}, *const all[] = {"--profile", to, "-r", "1", NULL};
+    bench_dies(path, args, 41);
+    read_text(to, text, sizeof text);
+    assert_non_null(strstr(text, "{\"row\":\"profile\",\"version\":1,"));
+    assert_true(profile_number(text, "\"row\":\"profile\"", "\"sms\":") == 8 && profile_number(text, "\"row\":\"profile\"", "\"here_gbps\":") == 64);
+    assert_non_null(strstr(text, "\"rates\":{\"dram_gbps\":64.0},\"rates_of\":\"here\""));
+    const char *const decode = "{\"row\":\"phase\",\"phase\":4,\"kind\":\"decode\",\"n_tokens\":1,\"depth\":2,";
+    double sum = 50 + 5 * 11;
+    assert_true(fabs(profile_number(text, decode, "\"single_us\":") - sum) < 1e-3 && fabs(profile_number(text, decode, "\"replay_us\":") - sum) < 1e-3);
+    const char *const copy = "{\"row\":\"op\",\"phase\":2,\"kernel\":\"tk_copy\"";
+    assert_true(fabs(profile_number(text, copy, "\"us\":") - 170) < 1e-3 && fabs(profile_number(text, copy, "\"packed_us\":") - 170) < 1e-3);
+    assert_non_null(strstr(text, "{\"row\":\"end\",\"phases\":2,\"ops\":11,\"launches\":11,"));
+    play("die=%d", 300);
+    assert_int_equal(run_program("jllm-bench", path, args, 2, out, sizeof out), 3);
+    assert_string_equal(read_text(to, again, sizeof again), text);   /* the one before */
+    play("");
+    assert_int_equal(run_program("jllm-bench", path, all, 2, out, sizeof out), 0);
+    read_text(to, text, sizeof text);
+    assert_true(strstr(text, "\"kind\":\"head\"") && strstr(text, "\"kind\":\"candidates\"") && strstr(text, "\"n_tokens\":8,\"depth\":0,"));
+    assert_int_equal(unlink(to), 0);
+    unlink(path);
+    free(path);
+    build_free(&b);
+}
+
 int main(void) {
 #define TEST(f) cmocka_unit_test_setup(f, start)
     const struct CMUnitTest tests[] = {
@@ -932,7 +984,7 @@ int main(void) {
         TEST(test_no_driver),        TEST(test_no_device),         TEST(test_architectures),
         TEST(test_every_call_fails), TEST(test_device_dies),       TEST(test_shared_memory_and_threads),
         TEST(test_failures_are_named), TEST(test_memory_runs_out), TEST(test_exit_codes),
-        TEST(test_bench),            TEST(test_bench_ops),
+        TEST(test_bench),            TEST(test_bench_ops),         TEST(test_bench_profile),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

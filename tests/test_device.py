@@ -339,5 +339,26 @@ class Selftest(Emulated):
         self.each(work)
 
 
+class Profile(Emulated):
+    def test_profile(self):
+        """By the emulated device's clock, which takes 10 µs a launch and 1 for each block in x: every launch of a decode step, its
+        kernels back to back, and the step as a whole; jllmc profile reads it."""
+        device, to = DEVICES["q8_0"], product.path("device/profile.jsonl")
+        r = self.ok(product.run("jllm-bench", device.plan, "--profile", to, "--ops", 1, "-r", 1, "-d", 3, env=environment(device), timeout=600))
+        self.assertNotIn("simt:", r.err)
+        first, phase, *rows = [json.loads(line) for line in product.read(to).decode().splitlines()]
+        kind, n_tokens, planned = device.phases[phase["phase"]]
+        ops, launches = ([r for r in rows if r["row"] == kind_of] for kind_of in ("op", "launch"))
+        self.assertEqual((first["device"], first["rates_of"], rows[-1]["row"]), ("cuda", "spec", "end"))
+        self.assertEqual((kind, phase["kind"], phase["n_tokens"], phase["depth"]), ("decode", "decode", n_tokens, 3))
+        self.assertEqual([r["kernel"] for r in launches], [x["kernel"] for x in planned])
+        for got, x in zip(launches, planned):
+            self.assertAlmostEqual(got["us"], 10 + int(x["items"]), places=2)
+        self.assertAlmostEqual(phase["replay_us"], sum(10 + int(x["items"]) for x in planned), places=1)
+        self.assertAlmostEqual(sum(o["packed_us"] * o["count"] for o in ops), phase["replay_us"], places=1)
+        self.assertEqual([o["op"] for o in ops if "cache_bytes" in o], ["attention"])
+        self.assertEqual([s["step"] for s in json.loads(said("profile", "summary", to, "-o", "json"))["steps"]], ["decode"])
+
+
 if __name__ == "__main__":
     product.main()

@@ -315,9 +315,11 @@ static void test_times(void **state) {
     for (int i = 0; i < 5; i++) assert_true(us[i] > 0 && us[i] < 1e6);
     ASSERT_OK(jllm_time(s, launches, 5, true, 2, us, &e));
     assert_true(us[0] > 0);
+    ASSERT_OK(jllm_time_samples(s, launches, 5, false, 3, us, &e));
+    for (int i = 0; i < 5 * 3; i++) assert_true(us[i] > 0 && us[i] < 1e6);
     assert_null(jllm_logits(s));
     ASSERT_OK(jllm_decode(s, prompt[30], &e));
-    assert_int_equal(take_log(s).n, (1 + 4 * 2) + (1 + 3 * 2) + 1);
+    assert_int_equal(take_log(s).n, (1 + 4 * 2) + (1 + 3 * 2) + (1 + 4 * 2) + 1);
     expect_logits(s, 31);
     expect_error(jllm_time(s, (uint32_t[]){0, 40}, 2, true, 1, us, &e), &e, JLLM_BAD_USE, "one phase's launches");
     ASSERT_OK(jllm_prefill(s, prompt + 31, TINY_CTX - 31, &e));

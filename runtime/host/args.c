@@ -40,6 +40,7 @@ static const char usage[] =
     "  --tokens 1,2,3           with --logits: ids instead of a prompt; a JSON array, too\n"
     "  --tokenize               text of -p, -f or stdin to a JSON array of ids on stdout\n"
     "  --detokenize             a JSON array of ids on stdin to text on stdout\n"
+    "  --profile FILE           afterwards, time every launch of the phases that ran, for jllmc profile\n"
     "  -v, --verbose  --version  -h, --help\n";
 
 enum option_id {
@@ -47,7 +48,7 @@ enum option_id {
     OPT_CTX, OPT_THREADS, OPT_REASONING, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
     OPT_REPEAT_PENALTY, OPT_REPEAT_LAST, OPT_SEED, OPT_IGNORE_EOS, OPT_HIDE_PROMPT,
     OPT_SELFTEST, OPT_VERIFY, OPT_LOGITS, OPT_TOKENS, OPT_TOKENIZE, OPT_DETOKENIZE, OPT_VERBOSE,
-    OPT_DEVICE, OPT_SINGLE_LAUNCHES, OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
+    OPT_DEVICE, OPT_SINGLE_LAUNCHES, OPT_PROFILE, OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
 };
 
 static const struct option options[] = {
@@ -70,6 +71,7 @@ static const struct option options[] = {
     {"selftest", 0, 0, OPT_SELFTEST}, {"verify", 0, 0, OPT_VERIFY},
     {"logits", 1, 0, OPT_LOGITS}, {"tokens", 1, 0, OPT_TOKENS},
     {"tokenize", 0, 0, OPT_TOKENIZE}, {"detokenize", 0, 0, OPT_DETOKENIZE},
+    {"profile", 1, 0, OPT_PROFILE},
     {"v", 0, 0, OPT_VERBOSE}, {"verbose", 0, 0, OPT_VERBOSE},
     {"version", 0, 0, OPT_VERSION}, {"h", 0, 0, OPT_HELP}, {"help", 0, 0, OPT_HELP},
     {"ngl", 2, 0, OPT_FIXED_LAYERS}, {"gpu-layers", 2, 0, OPT_FIXED_LAYERS},
@@ -234,6 +236,7 @@ static void apply_text(struct args *a, int id, const char *value) {
     case OPT_SYSTEM: replace_text(&a->system, strdup(value)); break;
     case OPT_LOGITS: a->mode = ARGS_LOGITS; a->logits_path = value; break;
     case OPT_TOKENS: a->tokens = value; break;
+    case OPT_PROFILE: a->profile_path = value; break;
     case OPT_DEVICE:
         a->device = value;
         if (strcmp(value, "cpu") != 0 && strcmp(value, "cuda") != 0)
@@ -286,6 +289,8 @@ static void check(const struct args *a) {
     if (a->tokens && a->mode != ARGS_LOGITS) stop(EXIT_USAGE, "--tokens goes with --logits");
     if (a->tokens && a->prompt) stop(EXIT_USAGE, "--tokens stands for a prompt; give one of the two");
     if (a->logits_path && !*a->logits_path) stop(EXIT_USAGE, "--logits takes the name of a file");
+    if (a->profile_path && (!*a->profile_path || a->mode != ARGS_GENERATE))
+        stop(EXIT_USAGE, *a->profile_path ? "--profile goes with an answer" : "--profile takes the name of a file");
     if (a->prompt && a->mode == ARGS_DETOKENIZE)
         stop(EXIT_USAGE, "--detokenize reads ids from stdin, and takes no prompt");
     bool wants_prompt = a->mode == ARGS_GENERATE || (a->mode == ARGS_LOGITS && !a->tokens);

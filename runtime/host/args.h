@@ -20,7 +20,7 @@ struct args {
     const char *plan;
     char *prompt;               /* of -p (escapes resolved) or -f; NULL: none given */
     char *system;               /* of -sys; NULL: none given */
-    const char *logits_path, *tokens;
+    const char *logits_path, *tokens, *profile_path;
     const char *device;         /* "cpu", "cuda"; NULL: the plan's */
     int n_predict;              /* -1: until the end */
     long ctx;                   /* 0: the plan's */

@@ -2,7 +2,8 @@
  * does it; tokenising and sampling are not measured. Every test is run once to warm up, then -r times; a figure comes with its spread, the
  * weight bytes read per second, and their share of the memory bandwidth measured just before (of a
  * GPU: what it says itself); above that bandwidth weights come from a cache, and there is no share.
- * --ops takes a pass apart instead: a table of its kernels, the one that loses most time first. */
+ * --ops takes a pass apart instead: a table of its kernels, the one that loses most time first; --profile does that with
+ * every launch, for a file. */
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
@@ -18,11 +19,13 @@
 #include "args.h"
 #include "measure.h"
 #include "ops.h"
+#include "profile.h"
 
 static const char usage[] =
     "usage: jllm-bench PLAN [-p 512] [-n 128] [-pg 512,128] [-d 0] [-r 5] [-t N] [-o "
     "md|json|jsonl|csv]\n"
     "       jllm-bench PLAN --ops [1,8-64] [-d 0] [-r 5] [-t N] [-o md|json|jsonl|csv]\n"
+    "       jllm-bench PLAN --profile FILE [--ops 1,8-64] [-d 0] [-r 5] [-t N]\n"
     "       jllm-bench --peak [-t N]\n"
     "\n"
     "  -m, --model PLAN      the plan, instead of as the first argument\n"
@@ -38,6 +41,7 @@ static const char usage[] =
     "  --no-warmup           skip the first, unmeasured run\n"
     "  --ops [LIST]          instead of tests, every kernel of decode (1) and of prefill by the buckets in LIST (all):\n"
     "                        its launches back to back, and what they lose against bandwidth and rate\n"
+    "  --profile FILE        instead of tests, the time of every launch and phase, for jllmc profile; --ops chooses phases\n"
     "  --peak                only measure the machine: read bandwidth and fp32 multiply-adds\n"
     "  --version  -h, --help\n"
     "LIST: 33,512 or a range 8-64, 8-64+8, 16-512*2\n";
@@ -47,7 +51,7 @@ struct list { int values[LIST_MAX]; size_t n; };
 struct test { int n_prompt, n_gen, n_depth; };
 
 struct bench {
-    const char *plan_path, *format, *device;
+    const char *plan_path, *format, *device, *profile_path;
     struct list prompts, gens, depths, threads;
     struct test pairs[LIST_MAX];
     size_t n_pairs;
@@ -174,6 +178,10 @@ static void apply(struct bench *b, int id, const char *value) {
     case 'w': b->no_warmup = true; break;
     case 'k': b->peak = true; break;
     case 'O': b->ops = true; break;
+    case 'P':
+        if (!*value) stop(EXIT_USAGE, "--profile takes the name of a file");
+        b->profile_path = value;
+        break;
     case 'v': printf("jllm-bench %s (plan version %d)\n", JLLM_VERSION, PLAN_VERSION); exit(0);
     default: fputs(usage, stdout); exit(0);
     }
@@ -187,6 +195,7 @@ static void parse(struct bench *b, int argc, char **argv) {
         {"r", 1, 0, 'r'},         {"repetitions", 1, 0, 'r'}, {"t", 1, 0, 't'},
         {"threads", 1, 0, 't'},   {"o", 1, 0, 'o'},           {"output", 1, 0, 'o'},
         {"no-warmup", 0, 0, 'w'}, {"peak", 0, 0, 'k'},        {"version", 0, 0, 'v'},      {"ops", 0, 0, 'O'},
+        {"profile", 1, 0, 'P'},
         {"h", 0, 0, 'h'},         {"help", 0, 0, 'h'},        {"device", 1, 0, 'D'},    {0},
     };
     *b = (struct bench){.format = "md",
@@ -641,7 +650,7 @@ static void check_ops(const struct bench *b, const struct plan_phase *p, size_t 
         while (k < n && ops_number(&p[k]) != (uint32_t)b->ops_phases.values[i]) k++;
         if (k == n) stop(EXIT_USAGE, "--ops %d: the plan has no bucket of so many tokens", b->ops_phases.values[i]);
     }
-    if (b->depths.n != 1) stop(EXIT_USAGE, "--ops takes one -d");
+    if (b->depths.n != 1) stop(EXIT_USAGE, "%s takes one -d", b->profile_path ? "--profile" : "--ops");
 }
 
 static void show_ops(struct bench *b, bool *first) {
@@ -659,6 +668,33 @@ static void show_ops(struct bench *b, bool *first) {
         if (p[i].kind != PLAN_PHASE_DECODE && is_wanted(b, &p[i])) show_phase(b, i, &p[i], &limits, first);
 }
 
+/* ---- a profile ---- */
+
+/* Whole prompts end with a head, which no number names. */
+static bool is_profiled(const struct bench *b, const struct plan_phase *p, uint32_t depth) {
+    bool head = p->kind == PLAN_PHASE_HEAD || p->kind == PLAN_PHASE_CANDIDATES;
+    return (head ? !b->ops_phases.n : is_wanted(b, p)) && p->n_tokens <= b->info->ctx_max - depth;
+}
+
+static void write_profile(struct bench *b) {
+    struct jllm_error e;
+    size_t bytes;
+    const struct plan_phase *p = jllm_plan_section(b->plan, PLAN_PHASES, &bytes);
+    uint32_t n = (uint32_t)(bytes / sizeof *p), depth = (uint32_t)b->depths.values[0];
+    check_ops(b, p, n);
+    struct ops_limits limits = find_limits(b);
+    struct profile_machine machine = {limits.gbps, limits.gflops};
+    struct profile *f = profile_open(b->profile_path, "jllm-bench", b->plan, b->plan_path, (size_t)b->repetitions, &machine, &e);
+    if (!f) stop_error(&e);
+    jllm_reset(b->session, 0);
+    bool ok = !depth || jllm_prefill(b->session, b->ids, depth, &e);
+    for (uint32_t i = 0; i < n && ok; i++)
+        if (is_profiled(b, &p[i], depth)) ok = profile_phase(f, b->session, i, &e);
+    struct jllm_error first = e;
+    if (!profile_close(f, ok, &e) && ok) stop_error(&e);
+    if (!ok) stop_error(&first);
+}
+
 int main(int argc, char **argv) {
     static struct bench b;
     struct test tests[TESTS_MAX];
@@ -668,14 +704,16 @@ int main(int argc, char **argv) {
     if (!b.plan_path) return 0;
     size_t n = list_tests(&b, tests);
     if (!b.threads.n) b.threads = (struct list){{0}, 1};
+    if (b.profile_path && b.threads.n > 1) stop(EXIT_USAGE, "--profile takes one -t");
     for (size_t i = 0; i < b.threads.n; i++) {
         open_plan(&b, b.threads.values[i]);
-        if (b.ops) show_ops(&b, &first);
+        if (b.profile_path) write_profile(&b);
+        else if (b.ops) show_ops(&b, &first);
         else check_context(&b, tests, n);
-        for (size_t k = 0; k < n && !b.ops; k++, first = false) run_test(&b, &tests[k], first);
+        for (size_t k = 0; k < n && !b.ops && !b.profile_path; k++, first = false) run_test(&b, &tests[k], first);
         close_plan(&b);
     }
-    if (strcmp(b.format, "json") == 0) puts(first ? "[]" : "\n]");
+    if (strcmp(b.format, "json") == 0 && !b.profile_path) puts(first ? "[]" : "\n]");
     free(b.ids);
     return 0;
 }

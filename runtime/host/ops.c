@@ -33,7 +33,7 @@ static size_t list_launches(const struct tables *t, uint32_t kernel, uint32_t *l
 static void row_fill(struct ops_row *r, const struct tables *t, const uint32_t *list, size_t n) {
     const struct plan_kernel *k = &t->kernels[t->launches[list[0]].kernel];
     *r = (struct ops_row){.op = t->strings + t->launches[list[0]].op, .kernel = t->strings + k->name,
-                          .template_name = t->strings + k->template_name, .quant = t->strings + k->quant,
+                          .template_name = t->strings + k->template_name, .quant = t->strings + k->quant, .index = t->launches[list[0]].kernel,
                           .m = k->m, .k = k->k, .n = k->n, .n_launches = (uint32_t)n};
     for (size_t i = 0; i < n; i++) {
         r->bytes += (double)t->launches[list[i]].bytes / (double)n;
@@ -41,8 +41,8 @@ static void row_fill(struct ops_row *r, const struct tables *t, const uint32_t *
     }
 }
 
-static void row_judge(struct ops_row *r, const struct ops_limits *limits) {
-    double reading = limits->gbps > 0 ? r->bytes / limits->gbps / 1e3 : 0;
+void ops_judge(struct ops_row *r, const struct ops_limits *limits) {
+    double reading = limits->gbps > 0 ? (r->bytes + r->cache_bytes) / limits->gbps / 1e3 : 0;
     double computing = limits->gflops > 0 ? r->flops / limits->gflops / 1e3 : 0;
     r->bandwidth_bound = reading >= computing;
     r->floor_us = r->bandwidth_bound ? reading : computing;
@@ -72,29 +72,43 @@ static bool is_listed(const struct tables *t, uint32_t launch) {
 }
 
 static bool measure_all(const struct tables *t, struct jllm_session *s, bool gpu, const struct ops_limits *limits,
-                        size_t repetitions, uint32_t *list, double *us, struct ops_row *rows, size_t *n, struct jllm_error *e) {
-    for (uint32_t i = t->phase->first_launch; i < t->phase->first_launch + t->phase->n_launches; i++) {
-        struct ops_row *r = &rows[*n];
-        if (is_listed(t, i)) continue;
-        row_fill(r, t, list, list_launches(t, t->launches[i].kernel, list));
+                        size_t repetitions, uint32_t *list, double *us, struct ops_row *rows, size_t n, struct jllm_error *e) {
+    for (struct ops_row *r = rows; r < rows + n; r++) {
+        list_launches(t, r->index, list);
         if (!row_measure(r, s, list, gpu, repetitions, us, e)) return false;
-        row_judge(r, limits);
-        ++*n;
+        ops_judge(r, limits);
     }
     return true;
+}
+
+static bool no_memory(struct jllm_error *e) {
+    *e = (struct jllm_error){JLLM_ENVIRONMENT, "no memory for times"};
+    return false;
+}
+
+struct ops_row *ops_list(struct jllm_plan *plan, uint32_t phase, size_t *n_rows, struct jllm_error *e) {
+    struct tables t = tables_of(plan, phase);
+    struct ops_row *rows = calloc(t.phase->n_launches, sizeof *rows);
+    uint32_t *list = calloc(t.phase->n_launches, sizeof *list), first = t.phase->first_launch;
+    *n_rows = 0;
+    if (!rows || !list) no_memory(e);
+    for (uint32_t i = first; rows && list && i < first + t.phase->n_launches; i++)
+        if (!is_listed(&t, i)) row_fill(&rows[(*n_rows)++], &t, list, list_launches(&t, t.launches[i].kernel, list));
+    free(list);
+    if (*n_rows) return rows;
+    free(rows);
+    return NULL;
 }
 
 struct ops_row *ops_measure(struct jllm_plan *plan, struct jllm_session *s, uint32_t phase, const struct ops_limits *limits,
                             size_t repetitions, size_t *n_rows, struct jllm_error *e) {
     struct tables t = tables_of(plan, phase);
     bool gpu = jllm_plan_info(plan)->n_units > 0;
-    struct ops_row *rows = calloc(t.phase->n_launches, sizeof *rows);
+    struct ops_row *rows = ops_list(plan, phase, n_rows, e);
     uint32_t *list = calloc(t.phase->n_launches + 2 * (size_t)GPU_LAUNCHES_LEAST, sizeof *list);
     double *us = calloc(repetitions, sizeof *us);
-    *n_rows = 0;
-    bool ok = rows && list && us;
-    if (!ok) *e = (struct jllm_error){JLLM_ENVIRONMENT, "no memory for times"};
-    ok = ok && measure_all(&t, s, gpu, limits, repetitions, list, us, rows, n_rows, e);
+    bool ok = rows && ((list && us) || no_memory(e));
+    ok = ok && measure_all(&t, s, gpu, limits, repetitions, list, us, rows, *n_rows, e);
     if (ok) qsort(rows, *n_rows, sizeof *rows, worst_first);
     free(list);
     free(us);

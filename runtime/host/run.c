@@ -19,6 +19,7 @@
 #include "chat.h"
 #include "measure.h"
 #include "npy.h"
+#include "profile.h"
 #include "sampler.h"
 #include "tokenizer.h"
 #include "utf8.h"
@@ -395,6 +396,70 @@ static void show_timings(struct run *r) {
         (unsigned long long)XXH3_64bits(need_logits(r), r->info->n_vocab * sizeof(float)));
 }
 
+/* ---- where it went ---- */
+
+enum { PROFILE_REPETITIONS = 10 };
+
+static struct profile *profile;   /* NULL: none is wanted, or none any more */
+
+/* Whatever ends the program: nothing half-written stays. */
+static void drop_profile(void) { profile_close(profile, false, NULL); }
+
+/* Before the answer, so that nobody waits for one whose profile cannot be written. A GPU's rate is not known. */
+static void open_profile(struct run *r) {
+    struct jllm_error e;
+    const char *isa;
+    struct profile_machine machine = {.gbps = r->info->peak_gbps};
+    if (!r->args.profile_path) return;
+    if (!*r->info->device_name) {
+        machine.gbps = measure_read_gbps(r->info->n_threads, (size_t)1 << 28, 0.2);
+        machine.gflops = 2 * measure_gmacs(r->info->n_threads, 0.2, &isa);
+    }
+    profile = profile_open(r->args.profile_path, "jllm-run", r->plan, r->args.plan, PROFILE_REPETITIONS, &machine, &e);
+    if (!profile) stop_error(&e);
+    atexit(drop_profile);
+}
+
+/* For each phase the depth at which it ran last; SIZE_MAX: it did not. */
+static void find_depths(const struct run *r, const struct plan_phase *p, uint32_t n_phases, size_t *depths) {
+    size_t bytes, start = 0;
+    const uint16_t *cover = jllm_plan_section(r->plan, PLAN_COVER, &bytes);
+    for (uint32_t i = 0; i < n_phases; i++) depths[i] = SIZE_MAX;
+    for (size_t at = 0; at < r->prompt.n; at += p[cover[r->prompt.n - at]].n_tokens) depths[cover[r->prompt.n - at]] = start = at;
+    bool decoded = jllm_session_stats(r->session).decode_steps > 0, chosen = r->most && sampler_looks_at(r->sampler);
+    for (uint32_t i = 0; i < n_phases; i++) {
+        if (p[i].kind == PLAN_PHASE_HEAD || (p[i].kind == PLAN_PHASE_CANDIDATES && chosen)) depths[i] = start;
+        if (p[i].kind == PLAN_PHASE_DECODE && decoded) depths[i] = jllm_position(r->session);
+    }
+}
+
+/* A sequence only gets shorter: the deepest first. Where its last pass has no room for another one, it moves up. */
+static bool profile_phases(struct run *r, struct jllm_error *e) {
+    size_t bytes, depths[PLAN_BUCKETS_MAX + 4];
+    const struct plan_phase *p = jllm_plan_section(r->plan, PLAN_PHASES, &bytes);
+    uint32_t n_phases = (uint32_t)(bytes / sizeof *p);
+    find_depths(r, p, n_phases, depths);
+    for (;;) {
+        uint32_t next = n_phases;
+        for (uint32_t i = 0; i < n_phases; i++)
+            if (depths[i] != SIZE_MAX && (next == n_phases || depths[i] > depths[next])) next = i;
+        if (next == n_phases) return true;
+        size_t deepest = r->info->ctx_max - p[next].n_tokens;
+        jllm_reset(r->session, depths[next] < deepest ? depths[next] : deepest);
+        if (!profile_phase(profile, r->session, next, e)) return false;
+        depths[next] = SIZE_MAX;
+    }
+}
+
+static void write_profile(struct run *r) {
+    struct jllm_error e;
+    if (!profile) return;
+    if (!profile_phases(r, &e)) stop_error(&e);
+    struct profile *done = profile;
+    profile = NULL;
+    if (!profile_close(done, true, &e)) stop_error(&e);
+}
+
 static int run_generate(struct run *r) {
     open_tokenizer(r);
     encode_prompt(r);
@@ -402,11 +467,13 @@ static int run_generate(struct run *r) {
     if (r->args.verbose) show_plan(r);
     open_session(r);
     start_sampler(r);
+    open_profile(r);
     catch_interrupt();
     r->loaded = measure_seconds();
     if (!r->chatting && !r->args.hide_prompt) write_out(r->args.prompt, strlen(r->args.prompt));
     generate(r);
     show_timings(r);
+    write_profile(r);
     return interrupted ? 128 + interrupted : 0;
 }
 
