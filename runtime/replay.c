@@ -445,7 +445,7 @@ static void step_set_full(struct jllm_session *s, uint32_t n_tokens) {
     int32_t ids[PLAN_TOKENS_MAX];
     for (uint32_t i = 0; i < n_tokens; i++) ids[i] = (int32_t)(i % s->plan->view.info->n_vocab);
     step_set(s, ids, n_tokens);
-    s->step.limit = UINT32_MAX;
+    s->step.limit = s->plan->view.info->ctx_max;    /* a choice moves on: what may follow it in a list stops there */
     s->step.n_stop = 0;
 }
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Plant each mistake of tests/mutants_cuda.txt in a copy of the tree and expect that test_cuda_kernels or test_cuda_choice,
-# built from checked kernels of the few instances that are starred in simt/cuda_kernels.list, fails; for mistakes in the
-# contract and in the runtime, that test_device.py does, on a few of its plans. What a mistake does not touch is not compiled
+# built from checked kernels of the few instances that are starred in simt/cuda_kernels.list, fails; for mistakes of the
+# contract, the runtime and plan:, that test_device.py does, on a few of its plans. What a mistake does not touch is not compiled
 # again. Usage: tests/mutants_cuda.sh [part of a name]. The last line is "N mutants, N killed".
 cd "$(dirname "$0")/.." || exit 2
 work=$(mktemp -d) || exit 2
@@ -28,8 +28,8 @@ build() {
     (cd "$tree" || exit 1
      for g in $groups; do compile "$g" || exit 1; done
      for f in layout layout_cuda quant; do gcc -std=c11 -D_GNU_SOURCE -O1 -w -c compiler/$f.c -o "$work/$f.o" || exit 1; done
-     g++ "$work"/simt*.o "$work"/launch.o "$work"/matrix1.o "$work"/matrix.o "$work"/rows.o "$work"/attention.o \
-         "$work"/test.o "$work"/layout.o "$work"/layout_cuda.o "$work"/quant.o -lcmocka -lm -o "$work/test_cuda_kernels" &&
+     g++ "$work"/simt*.o "$work"/launch.o "$work"/matrix1.o "$work"/matrix.o "$work"/matrix_ffn.o "$work"/rows.o \
+         "$work"/attention.o "$work"/test.o "$work"/layout.o "$work"/layout_cuda.o "$work"/quant.o -lcmocka -lm -o "$work/test_cuda_kernels" &&
      g++ "$work"/simt*.o "$work"/launch.o "$work"/choice.o "$work"/rows.o "$work"/choice_test.o -lcmocka -lm \
          -o "$work/test_cuda_choice") >"$work/log" 2>&1
 }
@@ -65,9 +65,9 @@ while IFS= read -r line; do
     sed -e "$expression" "$file" >"$tree/$file" || exit 2
     places=$(diff "$file" "$tree/$file" | grep -c '^[0-9]')
     if [ "$places" != 1 ]; then echo "$name: changes $places places, not one"; continue; fi
-    case $file in
-    runtime/*) build=build_plans run='run_plans "launches q6_k"' ;;
-    *.lua) build=build_plans run='run_plans "launches mix"' ;;
+    case $name in
+    runtime:*) build=build_plans run='run_plans "launches q6_k"' ;;
+    contract:* | plan:*) build=build_plans run='run_plans "launches mix"' ;;
     *) build=build run=run ;;
     esac
     if ! $build; then echo "$name: does not build"; continue; fi

@@ -218,7 +218,7 @@ static void test_code_and_launches(void **state) {
     ARG_ROW(p[0].offset = UINT64_MAX, "v->pieces[a->piece].bytes");
     ARG_ROW(p[1].piece = 1, "a->piece == 0");
     ARG_ROW(p[1].offset += 4, "PLAN_ARENA_ALIGN");
-    ARG_ROW((p[1].space = PLAN_SPACE_STEP, p[1].offset = 0, p[1].bytes = 5000), "argument 1");
+    ARG_ROW((p[1].space = PLAN_SPACE_STEP, p[1].offset = 0, p[1].bytes = sizeof(struct plan_step) + 4), "argument 1");
     LAUNCH_ROW(p[3].kernel = 8, "launch 3");
     LAUNCH_ROW(p[3].op = UINT32_MAX, "launch 3");
     LAUNCH_ROW(p[3].n_args = PLAN_ARGS_MAX + 1, "launch 3");

@@ -42,10 +42,11 @@ static void add_tokenizer(struct blob *s) {
 int main(int argc, char **argv) {
     struct plan_builder b;
     if (argc < 3) return 2;
-    tiny_build(&b, NULL);
+    const bool cuda = !strcmp(argv[2], "cuda");
+    tiny_build(&b, &(struct tiny_options){.chooses = cuda});
     add_tokenizer(&b.section[PLAN_TOKENIZER]);
     build_tail(&b, 0, 2);
-    if (!strcmp(argv[2], "cuda")) {
+    if (cuda) {
         tiny_to_cuda(&b, argc > 3 ? argv[3] : NULL);
     } else {
         struct plan_info *info = plan_find(b.file.data, PLAN_INFO);

@@ -8,6 +8,7 @@ struct plan_step {
     unsigned n_tokens, pos, row, stop;
     unsigned of_a_gpu[24];
     int ids[512];
+    unsigned more_of_a_gpu[4096];
 };
 
 #endif

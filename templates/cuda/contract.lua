@@ -286,6 +286,7 @@ local function gate_up(wg, wu, a, out, n)
 end
 
 function lower.embed(op)
+    if op.n > 64 then error(string.format("a bucket of %d tokens: CUDA kernels take 64 at most", op.n)) end
     local w = op.w.token_embd
     launch("embed", { w = weight(w, "frag16"), out = op.x }, { quant = w.quant, m = w.m, k = w.k, n = op.n },
            { items = op.n, chunk = 256, barrier = true, bytes = w.bytes // w.m * op.n })
