@@ -123,7 +123,7 @@ static inline uint32_t section_stride(uint32_t kind) {
 }
 
 /* What a plan may lack is not built. */
-static inline bool section_is_built(uint32_t kind) { return kind != PLAN_CHAT && kind != PLAN_FORECAST; }
+static inline bool section_is_built(uint32_t kind) { return kind != PLAN_CHAT && kind < PLAN_FORECAST; }
 
 /* Append a tail to the file and write it into slot `slot`. */
 static inline void build_tail(struct plan_builder *b, int slot, uint64_t generation) {
