@@ -276,22 +276,28 @@ static void matmul_run(const struct simt_kernel *kernel, const struct matrix *c,
     simt_free(parts);
 }
 
-static void matmul_check(const struct simt_kernel *kernel, const struct matrix *c, unsigned n, uint64_t seed) {
+/* How many other orders of blocks give the same bits: for full buckets, more of them where blocks add what others leave. */
+static unsigned other_orders(const struct simt_kernel *kernel, unsigned n) { return n < key(kernel, "n") ? 0 : key(kernel, "splits") > 1 ? 5 : 1; }
+
+static void matmul_check(const struct simt_kernel *kernel, const struct matrix *c, unsigned n) {
     size_t all = (size_t)c->n * c->m;
-    float *out = simt_alloc(all * sizeof *out, "out"), *other = simt_alloc(all * sizeof *out, "out");
+    float *out = simt_alloc(all * sizeof *out, "out"), *other = simt_alloc(all * sizeof *out, "out"), *before = malloc(all * sizeof *before);
     double *want = malloc((size_t)n * c->m * sizeof *want);
+    memset(before, 0xff, all * sizeof *before);
     for (size_t i = 0; i < (size_t)n * c->m; i++) {
-        if (c->residual) out[i] = other[i] = uniform() * 2;
+        if (c->residual) out[i] = before[i] = uniform() * 2;
         want[i] = c->want[0][i] + (c->residual ? (double)out[i] : 0);
     }
     matmul_run(kernel, c, n, 0, out);
     for (unsigned t = 0; t < n; t++) assert_near(out + (size_t)t * c->m, want + (size_t)t * c->m, c->m, 2e-5);
     assert_poison(out + (size_t)n * c->m, (all - (size_t)n * c->m) * sizeof *out);
-    if (seed) {
+    for (unsigned seed = 1; seed <= other_orders(kernel, n); seed++) {
+        memcpy(other, before, all * sizeof *other);
         matmul_run(kernel, c, n, seed, other);
         assert_memory_equal(out, other, all * sizeof *out);
     }
     free(want);
+    free(before);
     simt_free(out);
     simt_free(other);
 }
@@ -302,8 +308,8 @@ static unsigned bucket_first(unsigned n) { return n <= 8 ? 1 : n - 7; }
 static void check_matmul(const struct simt_kernel *kernel) {
     struct matrix c;
     matrix_open(&c, kernel, 1);
-    for (unsigned n = bucket_first(c.n); n <= c.n; n++) matmul_check(kernel, &c, n, n == c.n ? 7 : 0);
-    if (c.n > 8) matmul_check(kernel, &c, 1, 0);
+    for (unsigned n = bucket_first(c.n); n <= c.n; n++) matmul_check(kernel, &c, n);
+    if (c.n > 8) matmul_check(kernel, &c, 1);
     matrix_close(&c);
 }
 
@@ -312,26 +318,35 @@ static void test_matmul_few_tokens(void **state) { (void)state; each(simt_kernel
 
 static double silu(double x) { return x / (1 + exp(-x)); }
 
-static void gate_up_check(const struct simt_kernel *kernel, const struct matrix *c, unsigned n, uint64_t seed) {
-    double *want = malloc((size_t)n * c->m * sizeof *want);
-    for (size_t i = 0; i < (size_t)n * c->m; i++) want[i] = silu(c->want[0][i]) * c->want[1][i];
-    uint8_t *out = simt_alloc(x16_bytes(c->n, c->m), "out");
+static void gate_up_run(const struct simt_kernel *kernel, const struct matrix *c, unsigned n, uint64_t seed, uint8_t *out) {
     const struct plan_step before = { .n_tokens = n };
     struct plan_step *step = device_step(before);
     void *parts = parts_of(kernel);
     launch(kernel, seed, (void *[]){ c->x, c->w[0], c->w[1], out, parts, step });
-    assert_x16(out, c->n, c->m, n, want, 2e-5);
     step_done(step, before);
     simt_free(parts);
-    simt_free(out);
+}
+
+static void gate_up_check(const struct simt_kernel *kernel, const struct matrix *c, unsigned n) {
+    size_t bytes = x16_bytes(c->n, c->m);
+    double *want = malloc((size_t)n * c->m * sizeof *want);
+    for (size_t i = 0; i < (size_t)n * c->m; i++) want[i] = silu(c->want[0][i]) * c->want[1][i];
+    uint8_t *out = simt_alloc(bytes, "out"), *other = simt_alloc(bytes, "out");
+    gate_up_run(kernel, c, n, 0, out);
+    assert_x16(out, c->n, c->m, n, want, 2e-5);
+    for (unsigned seed = 1; seed <= other_orders(kernel, n); seed++) {
+        gate_up_run(kernel, c, n, seed, other);
+        assert_memory_equal(out, other, bytes);
+    }
+    simt_free(out), simt_free(other);
     free(want);
 }
 
 static void check_gate_up(const struct simt_kernel *kernel) {
     struct matrix c;
     matrix_open(&c, kernel, 2);
-    for (unsigned n = bucket_first(c.n); n <= c.n; n += 1 + below(3)) gate_up_check(kernel, &c, n, n % 3);
-    gate_up_check(kernel, &c, c.n, 0);
+    for (unsigned n = bucket_first(c.n); n <= c.n; n += 1 + below(3)) gate_up_check(kernel, &c, n);
+    gate_up_check(kernel, &c, c.n);
     matrix_close(&c);
 }
 
@@ -358,28 +373,39 @@ static void qkv_open(struct qkv_case *c, const struct simt_kernel *kernel) {
     }
 }
 
-static void qkv_check(const struct simt_kernel *kernel, const struct qkv_case *c, unsigned n, uint64_t seed) {
+static void qkv_run(const struct simt_kernel *kernel, const struct qkv_case *c, unsigned n, uint64_t seed, float *const out[3]) {
     const struct plan_step before = { .n_tokens = n };
     struct plan_step *step = device_step(before);
     void *parts = parts_of(kernel);
-    float *out[3];
-    for (unsigned i = 0; i < 3; i++) out[i] = simt_alloc((size_t)c->n * c->rows[i] * sizeof *out[i], "out");
     launch(kernel, seed, (void *[]){ c->x, c->w[0], c->w[1], c->w[2], out[0], out[1], out[2], parts, step });
+    step_done(step, before);
+    simt_free(parts);
+}
+
+static void qkv_check(const struct simt_kernel *kernel, const struct qkv_case *c, unsigned n) {
+    float *out[3], *other[3];
+    for (unsigned i = 0; i < 3; i++) {
+        size_t bytes = (size_t)c->n * c->rows[i] * sizeof *out[i];
+        out[i] = simt_alloc(bytes, "out"), other[i] = simt_alloc(bytes, "out");
+    }
+    qkv_run(kernel, c, n, 0, out);
     for (unsigned i = 0; i < 3; i++) {
         unsigned m = c->rows[i];
         for (unsigned t = 0; t < n; t++) assert_near(out[i] + (size_t)t * m, c->want[i] + (size_t)t * m, m, 2e-5);
         assert_poison(out[i] + (size_t)n * m, (size_t)(c->n - n) * m * sizeof *out[i]);
-        simt_free(out[i]);
     }
-    step_done(step, before);
-    simt_free(parts);
+    for (unsigned seed = 1; seed <= other_orders(kernel, n); seed++) {
+        qkv_run(kernel, c, n, seed, other);
+        for (unsigned i = 0; i < 3; i++) assert_memory_equal(out[i], other[i], (size_t)c->n * c->rows[i] * sizeof *out[i]);
+    }
+    for (unsigned i = 0; i < 3; i++) simt_free(out[i]), simt_free(other[i]);
 }
 
 static void check_qkv(const struct simt_kernel *kernel) {
     struct qkv_case c;
     qkv_open(&c, kernel);
-    for (unsigned n = bucket_first(c.n); n <= c.n; n += 1 + below(3)) qkv_check(kernel, &c, n, n % 3);
-    qkv_check(kernel, &c, c.n, 0);
+    for (unsigned n = bucket_first(c.n); n <= c.n; n += 1 + below(3)) qkv_check(kernel, &c, n);
+    qkv_check(kernel, &c, c.n);
     simt_free(c.x);
     for (unsigned i = 0; i < 3; i++) simt_free(c.w[i]), free(c.want[i]);
 }
@@ -731,12 +757,18 @@ static void test_attention_part(void **state) { (void)state; each(simt_kernels_a
 
 /* --- stopped --------------------------------------------------------------------------------------- */
 
+static const char *const of_decode[] = { "embed", "rms_norm", "qkv", "rope_store", "rope_store_qknorm", "attention", "attention_part",
+                                        "attention_combine", "matmul", "gate_up", "act_mul" };
+enum { N_DECODE = sizeof of_decode / sizeof *of_decode };
+static unsigned stopped_seen;
+
 /* Kernels of one token leave everything as it is when a generation has ended, whatever they are given. */
 static void check_stopped(const struct simt_kernel *k) {
     enum { BYTES = 1 << 19, ARGS_MAX = 12 };
     void *args[ARGS_MAX];
     const struct plan_step before = { .n_tokens = 1, .stop = 1, .advance = 1, .limit = 100 };
     if (key(k, "n") != 1) return;
+    for (unsigned i = 0; i < N_DECODE; i++) stopped_seen |= (unsigned)!strcmp(k->source, of_decode[i]) << i;
     assert_in_range(k->n_args, 2, ARGS_MAX);
     for (unsigned i = 0; i + 1 < k->n_args; i++) simt_read_only(args[i] = simt_alloc(BYTES, "argument"));
     struct plan_step *step = args[k->n_args - 1] = device_step(before);
@@ -755,6 +787,7 @@ static void test_stopped(void **state) {
     each(simt_kernels_rows, NULL, check_stopped);
     each(simt_kernels_attention, NULL, check_stopped);
     each(simt_kernels_matrix1, NULL, check_stopped);
+    assert_int_equal(stopped_seen, (1u << N_DECODE) - 1);
 }
 
 int main(void) {
