@@ -1,7 +1,7 @@
 /* Packing of GGUF tensors into the layouts of weights: the table of them, and those that templates/cpu/rows16.h
  * reads ("frag16" is in layout_cuda.c). Every type keeps its bytes: these move bits, they never round one.
  *
- * "plain": an fp32 vector or table, row after row; F32 and F16 only.
+ * "plain": an fp32 vector or table, row after row; of types without blocks only.
  *
  * "rows16": 16 rows side by side, so that a vector lane is a row. A tile is 16 rows; along the columns it is a
  * sequence of blocks, one per block of the type, each with the bytes of 16 such blocks:
@@ -141,7 +141,7 @@ static enum quant quant_index(const struct quant_format *q) {
 
 static bool rows16_bytes(const struct quant_format *q, uint64_t rows, uint64_t cols, uint64_t *bytes) {
     uint64_t n;
-    if (cols % 32 || cols % q->block_elems || rows > UINT64_MAX - TILE_ROWS) return false;
+    if (!packers[quant_index(q)] || cols % 32 || cols % q->block_elems || rows > UINT64_MAX - TILE_ROWS) return false;
     return u64_mul(u64_round_up(rows, TILE_ROWS), cols / q->block_elems, &n) && u64_mul(n, q->block_bytes, bytes);
 }
 
@@ -158,20 +158,17 @@ static void rows16_pack(const struct quant_format *q, const uint8_t *data, uint6
 }
 
 static bool plain_bytes(const struct quant_format *q, uint64_t rows, uint64_t cols, uint64_t *bytes) {
-    enum quant index = quant_index(q);
     uint64_t n;
-    return (index == QUANT_F32 || index == QUANT_F16) && u64_mul(rows, cols, &n) && u64_mul(n, 4, bytes);
+    return q->block_elems == 1 && u64_mul(rows, cols, &n) && u64_mul(n, 4, bytes);
 }
 
 static void plain_pack(const struct quant_format *q, const uint8_t *data, uint64_t cols, uint64_t first, uint64_t last,
                        uint8_t *out) {
     const uint8_t *in = data + first * cols * q->block_bytes;
-    if (quant_index(q) == QUANT_F32) {
-        memcpy(out, in, (last - first) * cols * 4);
-        return;
-    }
-    for (uint64_t i = 0; i < (last - first) * cols; i++) {
-        float x = (float)quant_half((uint16_t)(in[2 * i] | in[2 * i + 1] << 8));
+    for (uint64_t i = 0; i < (last - first) * cols; i++, in += q->block_bytes) {
+        double exact;
+        q->decode(in, &exact);
+        float x = (float)exact;
         memcpy(out + 4 * i, &x, 4);
     }
 }

@@ -122,14 +122,21 @@ def draw(rng, kind, n, std):
     of sub-blocks cover their whole range: a kernel that takes a neighbour's scale, or swaps the two, is wrong.
     """
     _, elems, size = BY_NAME[kind]
-    if kind in ("f32", "f16"):
-        return (rng.standard_normal(n, dtype=np.float32) * np.float32(std)).astype("<f4" if kind == "f32" else "<f2").tobytes()
+    if elems == 1:
+        x = rng.standard_normal(n, dtype=np.float32) * np.float32(std)
+        if kind == "bf16":                 # cut off, which is as good as rounding here
+            return (x.view("<u4") >> 16).astype("<u2").tobytes()
+        return x.astype("<f4" if kind == "f32" else "<f2").tobytes()
     blocks = n // elems
     out = rng.integers(0, 256, (blocks, size), dtype=np.uint8)
     jitter, jitter2 = (2.0 ** rng.uniform(-1, 1, (blocks, 1)) for _ in range(2))
     sign = rng.choice([-1.0, 1.0], (blocks, 1))
-    scales = {"q4_1": {0: 1, 2: -7.5 * jitter2}, "q8_0": {0: sign}, "q4_k": {0: 1, 2: 7.5 * jitter2},
-              "q6_k": {208: sign}}[kind]
+    if kind == "mxfp4":                    # a power of two: the deviation of the table's values is 2.9
+        out[:, 0] = np.round(127 + np.log2(std / 2.9 * jitter[:, 0]))
+        return out.tobytes()
+    scales = {"q4_0": {0: sign}, "q4_1": {0: 1, 2: -7.5 * jitter2}, "q5_0": {0: sign}, "q5_1": {0: 1, 2: -15.5 * jitter2},
+              "q8_0": {0: sign}, "q2_k": {80: 1, 82: 1.5 * jitter2}, "q3_k": {108: sign}, "q4_k": {0: 1, 2: 7.5 * jitter2},
+              "q5_k": {0: 1, 2: 15.5 * jitter2}, "q6_k": {208: sign}, "iq4_nl": {0: sign}, "iq4_xs": {0: sign}}[kind]
 
     def write(unit):
         for at, scale in scales.items():

@@ -2,7 +2,7 @@
 """Plain forward pass of a GGUF model in numpy: what jllm's logits are checked against.
 
 Weights are dequantised exactly, arithmetic is float64, attention is written out in full, nothing is fused. Shares no
-code with jllm. Families llama and qwen3; types f32, f16, q4_1, q8_0, q4_k, q6_k. Needs numpy.
+code with jllm. Families llama and qwen3; types as below. Needs numpy.
 
   oracle.py model.gguf --tokens 1,2,3 --out logits.npy    float32 [n_tokens, n_vocab], logits of every position
   oracle.py model.gguf --tokens 1,2,3                     the five largest logits of each position
@@ -16,8 +16,11 @@ import sys
 import numpy as np
 
 # ggml type number: name, elements of a block, bytes of a block
-TYPES = {0: ("f32", 1, 4), 1: ("f16", 1, 2), 3: ("q4_1", 32, 20), 8: ("q8_0", 32, 34), 12: ("q4_k", 256, 144),
-         14: ("q6_k", 256, 210)}
+TYPES = {0: ("f32", 1, 4), 1: ("f16", 1, 2), 30: ("bf16", 1, 2), 2: ("q4_0", 32, 18), 3: ("q4_1", 32, 20), 6: ("q5_0", 32, 22),
+         7: ("q5_1", 32, 24), 8: ("q8_0", 32, 34), 10: ("q2_k", 256, 84), 11: ("q3_k", 256, 110), 12: ("q4_k", 256, 144),
+         13: ("q5_k", 256, 176), 14: ("q6_k", 256, 210), 20: ("iq4_nl", 32, 18), 23: ("iq4_xs", 256, 136), 39: ("mxfp4", 32, 17)}
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113.0])
+FP4 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6])
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 FORMATS = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q",
            I64: "<q", F64: "<d"}
@@ -75,24 +78,57 @@ class GGUF:
 
 def dequantise(kind, b):
     """Blocks of bytes, one a row -> float64 elements, one block a row."""
-    def half(at):
-        return np.ascontiguousarray(b[:, at:at + 2]).view("<f2").astype(np.float64)
+    def half(at, kind="<f2"):
+        return np.ascontiguousarray(b[:, at:at + 2]).view(kind).astype(np.float64)
 
     def nibbles(a, axis):
         return np.concatenate([a & 15, a >> 4], axis).astype(np.float64)
 
+    def pairs(a):                          # two halves of 32 bytes, in each 128 pairs of bits
+        return np.stack([a.reshape(n, 2, 32) >> 2 * j & 3 for j in range(4)], 2).reshape(n, 256).astype(np.float64)
+
+    def fifth(a):                          # 32 bits in 4 bytes
+        return 16.0 * np.unpackbits(np.ascontiguousarray(a), axis=1, bitorder="little")
+
     n = len(b)
     if kind in ("f32", "f16"):
         return np.ascontiguousarray(b).view("<f4" if kind == "f32" else "<f2").astype(np.float64)
+    if kind == "bf16":
+        return np.concatenate([np.zeros_like(b), b], 1).view("<f4").astype(np.float64)
     if kind == "q8_0":
         return half(0) * b[:, 2:].view(np.int8)
+    if kind == "q4_0":
+        return half(0) * (nibbles(b[:, 2:], 1) - 8)
     if kind == "q4_1":
         return half(0) * nibbles(b[:, 4:], 1) + half(2)
-    if kind == "q4_k":
+    if kind == "q5_0":
+        return half(0) * (nibbles(b[:, 6:], 1) + fifth(b[:, 2:6]) - 16)
+    if kind == "q5_1":
+        return half(0) * (nibbles(b[:, 8:], 1) + fifth(b[:, 4:8])) + half(2)
+    if kind == "iq4_nl":
+        return half(0) * IQ4[nibbles(b[:, 2:], 1).astype(int)]
+    if kind == "iq4_xs":
+        high = half(2, "<u2").astype(int) >> np.arange(0, 16, 2) & 3
+        low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], 2).reshape(n, 8)
+        q = IQ4[nibbles(b[:, 8:].reshape(n, 8, 16), 2).astype(int)]
+        return ((half(0) * (low + 16.0 * high - 32))[:, :, None] * q).reshape(n, 256)
+    if kind == "mxfp4":
+        return 2.0 ** (b[:, :1] - 127.0) * FP4[nibbles(b[:, 1:], 1).astype(int)]
+    if kind == "q2_k":
+        scale, least = half(80) * (b[:, :16] & 15), half(82) * (b[:, :16] >> 4)
+        return scale.repeat(16, 1) * pairs(b[:, 16:80]) - least.repeat(16, 1)
+    if kind == "q3_k":
+        s = b[:, 96:108]
+        scale = np.concatenate([s[:, :8] & 15, s[:, :8] >> 4], 1) + 16.0 * np.concatenate([s[:, 8:] >> 2 * j & 3 for j in range(4)], 1)
+        high = np.concatenate([b[:, :32] >> j & 1 for j in range(8)], 1)
+        return (half(108) * (scale - 32)).repeat(16, 1) * (pairs(b[:, 32:96]) + 4.0 * high - 4)
+    if kind in ("q4_k", "q5_k"):
         s = b[:, 4:16]
         scale = np.concatenate([s[:, :4] & 63, (s[:, 8:] & 15) | (s[:, :4] >> 6 << 4)], 1)
         least = np.concatenate([s[:, 4:8] & 63, (s[:, 8:] >> 4) | (s[:, 4:8] >> 6 << 4)], 1)
-        q = nibbles(b[:, 16:].reshape(n, 4, 1, 32), 2).reshape(n, 8, 32)
+        q = nibbles(b[:, -128:].reshape(n, 4, 1, 32), 2).reshape(n, 8, 32)
+        if kind == "q5_k":
+            q += 16.0 * np.stack([b[:, 16:48] >> j & 1 for j in range(8)], 1)
         return ((half(0) * scale)[:, :, None] * q - (half(2) * least)[:, :, None]).reshape(n, 256)
     if kind == "q6_k":
         low, high = b[:, :128].reshape(n, 2, 1, 64), b[:, 128:192].reshape(n, 2, 1, 32)

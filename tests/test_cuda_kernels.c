@@ -196,11 +196,8 @@ static uint8_t *random_tensor(enum quant q, size_t rows, size_t cols) {
     assert_non_null(tensor);
     for (size_t i = 0; i < n * f->block_bytes; i++) tensor[i] = (uint8_t)below(256);
     for (size_t i = 0; i < n; i++) {
-        uint8_t *block = tensor + i * f->block_bytes;
-        float x = uniform();
-        if (q == QUANT_F32) memcpy(block, &x, 4);
-        else put_half(block + (q == QUANT_Q6_K ? 208 : 0), x * (q == QUANT_F16 ? 1.0f : 0.02f));
-        if (q == QUANT_Q4_1 || q == QUANT_Q4_K) put_half(block + 2, uniform() * 0.02f);
+        float scale = uniform();
+        quant_set_numbers(f, tensor + i * f->block_bytes, scale, uniform());
     }
     return tensor;
 }

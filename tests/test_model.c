@@ -11,13 +11,12 @@
 enum {
     F32 = 0,
     F16 = 1,
-    Q4_0 = 2,
-    Q5_0 = 6,
+    Q8_1 = 9,
     Q8_0 = 8,
     Q4_K = 12,
     Q6_K = 14,
-    IQ4_XS = 23,
-    MXFP4 = 39
+    IQ3_S = 21,
+    I16 = 25
 };
 
 /* A model of two layers; the fields are what tests turn. */
@@ -463,16 +462,16 @@ static void test_numbers(void **state) {
 static void test_types(void **state) {
     (void)state;
     struct tiny t = tiny_llama;
-    t.type = Q5_0;
+    t.type = Q8_1;
     t.without = "blk.0.attn_v.weight";
     struct builder b = build_model(&t);
-    build_tensor(&b, "blk.0.attn_v.weight", MXFP4, 64, 32);
+    build_tensor(&b, "blk.0.attn_v.weight", I16, 64, 32);
     struct loaded l;
     load(&l, &b);
     assert_false(l.ok);
     assert_int_equal(l.o.diag.errors,
                      2); /* a line a type, so that none is lost to a limit of lines */
-    expect_texts(l.o.text, TEXTS("type q5_0 is not supported", "type mxfp4 is not supported",
+    expect_texts(l.o.text, TEXTS("type q8_1 is not supported", "type i16 is not supported",
                                  "tensors of it: blk.0.attn_v.weight ["));
     for (uint32_t i = 0; i < 2; i++) {
         static const char *const names[] = { "attn_q",   "attn_k", "attn_output",
@@ -616,10 +615,10 @@ static void test_many_strangers(void **state) {
     for (int i = 0; i < 65000; i++) {
         char name[65];
         snprintf(name, sizeof name, "blk.%d.%050d", i % 1024, i);
-        build_info(&b, name, 1, (uint64_t[]){ 32 }, i % 2 ? Q4_0 : F32, (uint64_t)i * 128);
+        build_info(&b, name, 1, (uint64_t[]){ 32 }, i % 2 ? Q8_1 : F32, (uint64_t)i * 128);
     }
     buffer_append(&b.data, NULL, 65000 * 128);
-    load_refused(&b, TEXTS("type q4_0 is not supported", "tensors that a llama model does not have",
+    load_refused(&b, TEXTS("type q8_1 is not supported", "tensors that a llama model does not have",
                            "tensors that are missing"));
 }
 
