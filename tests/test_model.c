@@ -351,7 +351,7 @@ static void test_kinds_of_files(void **state) {
     b = with_key(tiny_llama, "general.architecture");
     build_text(&b, "general.architecture", "gem\x1bma3");
     load_refused(&b, TEXTS("key 'general.architecture' is 'gem\\x1bma3', which is not supported; "
-                           "llama and qwen3 are"));
+                           "llama, qwen2, qwen3 and gemma3 are"));
     b = with_key(tiny_llama, "general.architecture");
     build_u32(&b, "general.architecture", 1);
     load_refused(&b, TEXTS("key 'general.architecture' is of type uint32; expected string"));

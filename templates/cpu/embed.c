@@ -1,4 +1,4 @@
-/* out[t] = row ids[t] of the embedding, each value rounded to fp32 once; an item is a token. The ids of a
+/* out[t] = row ids[t] of the embedding, each value rounded to fp32 once, then times JT_SCALE if there is one; an item is a token. The ids of a
  * step are rows that exist: the runtime checks them.
  */
 #include "plan_step.h"
@@ -20,6 +20,9 @@ KERNEL {
 #else
         for (u32 unit = 0; unit < JT_K / 32; unit++)
             row_unit(tile + unit / BLOCK_UNITS * BLOCK_BYTES, unit % BLOCK_UNITS, lane, out + 32 * unit);
+#endif
+#ifdef JT_SCALE
+        for (u32 k = 0; k < JT_K; k++) out[k] *= (float)JT_SCALE;
 #endif
     }
 }
