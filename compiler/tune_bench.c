@@ -21,11 +21,20 @@
 
 enum { POSITION = 512, RUN_US = 2000, GPU_LAUNCHES_LEAST = 64, LAUNCHES_MAX = 1 << 12, COPIES_MAX = 1 << 14, REGISTERS = 1 << 16 };
 
-void bench_init(struct bench *b, const struct toolchain *t, const struct spec *s) {
+/* Between two uses of a weight all others are read. */
+static uint64_t bytes_between_uses(const struct program *p) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->n_pieces; i++) bytes += p->pieces[i].bytes;
+    return bytes;
+}
+
+void bench_init(struct bench *b, const struct toolchain *t, const struct program *p) {
+    const struct spec *s = p->spec;
     double stated = spec_get(s, "target.l2_mib")->number * (1 << 20);
     long here = sysconf(_SC_LEVEL3_CACHE_SIZE) > 0 ? sysconf(_SC_LEVEL3_CACHE_SIZE) : sysconf(_SC_LEVEL2_CACHE_SIZE);
     if (stated <= 0) stated = t->device == PLAN_DEVICE_CPU && here > 0 ? (double)here : 64 << 20;
-    uint64_t most = machine_memory_available() / 4;
+    uint64_t most = machine_memory_available() / 4, between = bytes_between_uses(p);
+    if (most > between) most = between;
     *b = (struct bench){.toolchain = t, .rotate_bytes = (uint64_t)(2 * stated), .weights.fd = -1};
     if (b->rotate_bytes > most) b->rotate_bytes = most;
 }

@@ -1,5 +1,5 @@
 /* Candidates of one unit on the device: a small plan in memory that libjllm opens. Weights are seeded and stand there often
- * enough that no run finds its own in the last cache.
+ * enough that no run finds its own in the last cache, if the model is larger than that.
  *
  * Guarantees: what runs is what a plan of the model would hold, code and launch; expected outputs come from the reference. Two
  * candidates are timed in turn, so that whatever drifts hits both.
@@ -32,7 +32,7 @@ struct bench {
     struct plan_step *step;
 };
 
-void bench_init(struct bench *b, const struct toolchain *t, const struct spec *s);
+void bench_init(struct bench *b, const struct toolchain *t, const struct program *p);   /* the model's */
 /* Compile candidates[n] (of one unit, all good so far) on all cores, make a plan of those that compile and open it, and check
  * each against the reference. Candidates that fail get a status: "compile", "registers", "spills" (more than candidates[0]),
  * "wrong"; those that come to the same code as candidates[0] are "same". They are reordered, those that compile first. False: diagnostics, nothing is open. */

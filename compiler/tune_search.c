@@ -209,6 +209,7 @@ static bool conclude(struct tuner *t, const struct tune_unit *u, const struct tu
                      tune_values_text(u->template, c->values, u->now, t->a), c->why);
     if (!append(t, &row)) return false;
     remember_row(t, u, c->identity, &row);
+    t->n_done++;
     const struct tune_result *r = &t->results[u - t->all.units];
     show(t, u, c->values, &r->memo[r->n_memo - 1]);
     return true;
@@ -241,13 +242,36 @@ static bool try_batch(struct tuner *t, const struct tune_unit *u, const struct t
     return ok;
 }
 
-static struct hash128 identity_of(struct tuner *t, const struct tune_unit *u, const int64_t *values, bool *allowed) {
+/* What settings come to: a contract is run for each, on all cores. */
+struct identifying {
+    const struct tune_units *all;
+    const struct tune_unit *u;
+    int64_t *const *settings;
+    struct hash128 *identity;
+    bool *allowed;
+};
+
+static void identify_one(void *user, size_t i) {
+    const struct identifying *k = user;
     struct arena a = {0};
     struct tune_candidate c;
     const char *why;
-    *allowed = tune_candidate_lower(&c, &t->all, u, values, &why, &a);
-    struct hash128 h = *allowed ? c.identity : (struct hash128){0};
+    k->allowed[i] = !base_interrupted && tune_candidate_lower(&c, k->all, k->u, k->settings[i], &why, &a);
+    if (k->allowed[i]) k->identity[i] = c.identity;
     arena_free(&a);
+}
+
+/* identity[n], allowed[n] of settings[n]; unfinished when base_interrupted. */
+static void identify_settings(const struct tuner *t, const struct tune_unit *u, int64_t *const *settings, unsigned n, struct hash128 *identity,
+                              bool *allowed) {
+    struct identifying k = {&t->all, u, settings, identity, allowed};
+    base_parallel(n, identify_one, &k);
+}
+
+static struct hash128 identity_of(const struct tuner *t, const struct tune_unit *u, int64_t *values) {
+    struct hash128 h = {0};
+    bool allowed;
+    identify_settings(t, u, &values, 1, &h, &allowed);
     return h;
 }
 
@@ -276,8 +300,8 @@ static bool try_settings(struct tuner *t, const struct tune_unit *u, int64_t *co
     struct hash128 *identity = arena_array(&a, n + 1u, sizeof *identity);
     bool *allowed = arena_array(&a, n + 1u, sizeof *allowed), ok = true;
     unsigned n_todo = 0;
+    identify_settings(t, u, settings, n, identity, allowed);
     for (unsigned i = 0; i < n && !base_interrupted; i++) {
-        identity[i] = identity_of(t, u, settings[i], &allowed[i]);
         if (allowed[i] && !recall(t, u, settings[i], identity[i], rounds) && !is_listed(todo, n_todo, identity[i]))
             todo[n_todo++] = (struct todo){settings[i], identity[i]};
         else t->n_done++;
@@ -343,12 +367,13 @@ static bool drop_idle(struct stage *s, int64_t **settings, unsigned *n, struct a
     if (s->only == UINT32_MAX) return true;
     const struct tune_unit *u = &s->t->all.units[s->only];
     unsigned kept = 0;
-    bool allowed;
-    struct hash128 now = identity_of(s->t, u, u->now, &allowed);
-    for (unsigned i = 0; i < *n; i++) {
-        struct hash128 h = identity_of(s->t, u, setting_for(s, u, settings[i], a), &allowed);
-        if (allowed && memcmp(&h, &now, sizeof h)) settings[kept++] = settings[i];
-    }
+    struct hash128 now = identity_of(s->t, u, u->now), *identity = arena_array(a, *n + 1u, sizeof *identity);
+    bool *allowed = arena_array(a, *n + 1u, sizeof *allowed);
+    int64_t **own = arena_array(a, *n + 1u, sizeof *own);
+    for (unsigned i = 0; i < *n; i++) own[i] = setting_for(s, u, settings[i], a);
+    identify_settings(s->t, u, own, *n, identity, allowed);
+    for (unsigned i = 0; i < *n; i++)
+        if (allowed[i] && memcmp(&identity[i], &now, sizeof now)) settings[kept++] = settings[i];
     *n = kept;
     return !base_interrupted;
 }
@@ -612,17 +637,21 @@ unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
         bool whole = t->n_sweeps || t->search == TUNE_FULL;
         size_t all = plan_stage(&s, shape) / (whole ? 1 : 2);
         struct todo *seen = arena_array(&a, all + 1, sizeof *seen);
+        struct hash128 *identity = arena_array(&a, all + 1, sizeof *identity);
+        bool *allowed = arena_array(&a, all + 1, sizeof *allowed);
+        int64_t **settings = arena_array(&a, all + 1, sizeof *settings);
         unsigned axis = 0, n_seen = 0;
         for (size_t i = 0, first = 0; i < all; i++) {
-            int64_t *v = copy_setting(&s, u->now, &a);
+            int64_t *v = settings[i] = copy_setting(&s, u->now, &a);
             size_t rest = i;
             for (unsigned j = 0; whole && j < s.n_axes; rest /= s.axes[j].n, j++) v[s.axes[j].param] = s.axes[j].values[rest % s.axes[j].n];
             if (!whole && i - first == s.axes[axis].n) first = i, axis++;
             if (!whole) v[s.axes[axis].param] = s.axes[axis].values[i - first];
-            bool allowed;
-            struct hash128 h = identity_of(t, u, v, &allowed);
-            *n_illegal += !allowed;
-            if (allowed && !is_listed(seen, n_seen, h)) seen[n_seen++] = (struct todo){v, h};
+        }
+        identify_settings(t, u, settings, (unsigned)all, identity, allowed);
+        for (size_t i = 0; i < all; i++) {
+            *n_illegal += !allowed[i];
+            if (allowed[i] && !is_listed(seen, n_seen, identity[i])) seen[n_seen++] = (struct todo){settings[i], identity[i]};
         }
         n += n_seen;
     }
@@ -653,13 +682,12 @@ bool tuner_begin(struct tuner *t) {
     for (uint32_t i = 0; i < t->all.n_units; i++) {
         const struct tune_unit *u = &t->all.units[i];
         struct stage s = {.t = t, .template = u->template};
-        bool allowed;
         t->results[i].best = copy_setting(&s, u->now, t->a);
-        add_memo(t, &t->results[i], (struct tune_memo){identity_of(t, u, u->now, &allowed), "ok", 0, 0, 0});
+        add_memo(t, &t->results[i], (struct tune_memo){identity_of(t, u, u->now), "ok", 0, 0, 0});
         if (t->n_sweeps && !find_sweep(t, u->template->name, NULL)) continue;
         t->n_planned += plan_stage(&s, false) + plan_stage(&s, true);
     }
-    bench_init(&t->bench, &t->toolchain, t->all.spec);
+    bench_init(&t->bench, &t->toolchain, t->all.program);
     return identify(t);
 }
 
