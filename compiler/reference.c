@@ -289,12 +289,12 @@ static void reference_head(struct state *s, size_t first, float *out) {
 /* ---- the model ---- */
 
 /* Radians of pair i per position: rope_scale * rope_base^(-2i / rope_dim), divided by the pair's factor if there is one.
- * Layers with a window have another base and no scale. */
+ * Layers with a window have another base, no scale and no factors. */
 static double *rope_frequencies(const struct model *m, bool local, struct arena *a) {
     double base = local ? m->rope_base_local : m->rope_base, scale = local ? 1 : m->rope_scale;
     uint32_t n = m->rope_dim / 2;
     double *f = arena_array(a, n, sizeof *f), *factors = NULL;
-    if (m->role[ROLE_ROPE_FREQS]) {
+    if (m->role[ROLE_ROPE_FREQS] && !local) {
         assert(tensor_cols(m->role[ROLE_ROPE_FREQS]) == n);
         factors = arena_array(a, n, sizeof *factors);
         reference_decode_row(m->role[ROLE_ROPE_FREQS], 0, factors);

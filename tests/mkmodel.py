@@ -228,13 +228,13 @@ def tensors(a, n_vocab):
             vector(b + "attn_k_norm", a.head_dim)
         matrix(b + "attn_output", a.embd, q, q ** -0.5)
         if a.arch == "gemma3":
-            vector(b + "post_attention_norm", a.embd)
+            vector(b + "post_attention_norm", a.embd, 0.3)
         vector(b + "ffn_norm", a.embd)
         matrix(b + "ffn_gate", a.ffn, a.embd, a.embd ** -0.5)
         matrix(b + "ffn_up", a.ffn, a.embd, a.embd ** -0.5)
         matrix(b + "ffn_down", a.embd, a.ffn, a.ffn ** -0.5)
         if a.arch == "gemma3":
-            vector(b + "post_ffw_norm", a.embd)
+            vector(b + "post_ffw_norm", a.embd, 0.3)
     return out
 
 
