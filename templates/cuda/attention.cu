@@ -1,5 +1,5 @@
 // part[s][t][h] = softmax(q k / sqrt(head_dim)) v over the JT_SPLIT cache positions of split s that
-// token t sees, and log2 of the sum of exponentials of the scores. With JT_JOIN the splits are put together here,
+// token t sees (the last JT_WINDOW up to its own where there is a window), and log2 of the sum of exponentials of the scores. With JT_JOIN the splits are put together here,
 // as X16 in out: by the last block of a group of rows to arrive; without, by attention_combine.cu.
 //
 // Block (x, y, z) has query rows 16x .. of KV head y (row r is token r / group, head r % group of
@@ -13,6 +13,7 @@
 // fragments directly: dimensions within a block of 32 (K), and within one of 64 (V), stand in the
 // order in which a lane's 16-byte load finds them, which a sum over them, or a row of the output,
 // does not see.
+#include "window.cuh"
 #include "x16.cuh"
 
 constexpr u32 group = JT_N_HEAD / JT_N_HEAD_KV, cache_cols = JT_N_HEAD_KV * JT_HEAD_DIM;
@@ -116,9 +117,9 @@ DEV void scores(float (&s)[tiles][4], const uint4 *fragments, const loaded &d, u
     }
 }
 
-// Row i (g + 8i) sees positions below seen[i]; the scores become 2^(score - top), and what was
+// Row i (g + 8i) sees positions from[i] to seen[i] - 1; the scores become 2^(score - top), and what was
 // summed against a smaller top is scaled down.
-DEV void softmax(running &r, float (&s)[tiles][4], u32 first, const u32 (&seen)[2], u32 lane) {
+DEV void softmax(running &r, float (&s)[tiles][4], u32 first, const u32 (&from)[2], const u32 (&seen)[2], u32 lane) {
     const u32 t = lane % 4;
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
@@ -126,7 +127,8 @@ DEV void softmax(running &r, float (&s)[tiles][4], u32 first, const u32 (&seen)[
 #pragma unroll
         for (u32 j = 0; j < tiles * 2; j++) {
             float &v = s[j / 2][2 * i + j % 2];
-            if (first + j / 2 * 8 + 2 * t + j % 2 >= seen[i]) v = minus_infinity();
+            const u32 position = first + j / 2 * 8 + 2 * t + j % 2;
+            if (position >= seen[i] || (windowed && position < from[i])) v = minus_infinity();
             top = fmaxf(top, v);
         }
         top = fmaxf(top, shfl_xor(top, 1));
@@ -275,15 +277,15 @@ DEV const float *entry_of(const float *part, u32 s, u32 r) {
     return part + (token * JT_N_HEAD + blockIdx.y * group + r % group) * (JT_HEAD_DIM + 1);
 }
 
-// The splits of all rows of the tile, weighted by their sums of exponentials and added in ascending order.
-DEV void splits_join(joining &s, const float *part, u32 n_splits, u32 first_row, u32 last_row, void *out) {
+// Splits first_split, ... of all rows of the tile, weighted by their sums of exponentials and added in ascending order.
+DEV void splits_join(joining &s, const float *part, u32 first_split, u32 n_splits, u32 first_row, u32 last_row, void *out) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (u32 i = warp; i < rows_used; i += JT_WARPS) {
         u32 r = first_row + i < last_row ? first_row + i : last_row;
         float top = minus_infinity(), total = 0;
-        for (u32 at = lane; at < n_splits; at += 32) top = fmaxf(top, entry_of(part, at, r)[JT_HEAD_DIM]);
+        for (u32 at = lane; at < n_splits; at += 32) top = fmaxf(top, entry_of(part, first_split + at, r)[JT_HEAD_DIM]);
         top = warp_max(top);
-        for (u32 at = lane; at < n_splits; at += 32) total += exp2_approx(entry_of(part, at, r)[JT_HEAD_DIM] - top);
+        for (u32 at = lane; at < n_splits; at += 32) total += exp2_approx(entry_of(part, first_split + at, r)[JT_HEAD_DIM] - top);
         total = warp_sum(total);
         if (lane == 0) s.top[i] = top, s.scale[i] = 1 / total;
     }
@@ -294,7 +296,7 @@ DEV void splits_join(joining &s, const float *part, u32 n_splits, u32 first_row,
         if (base > 0) block_sync();
         for (u32 i = warp; i < rows_used; i += JT_WARPS) {
             u32 r = first_row + i < last_row ? first_row + i : last_row;
-            s.weight[i][lane] = base + lane < n_splits ? exp2_approx(entry_of(part, base + lane, r)[JT_HEAD_DIM] - s.top[i]) : 0;
+            s.weight[i][lane] = base + lane < n_splits ? exp2_approx(entry_of(part, first_split + base + lane, r)[JT_HEAD_DIM] - s.top[i]) : 0;
         }
         block_sync();
         const u32 n = n_splits - base < 32 ? n_splits - base : 32;
@@ -304,7 +306,7 @@ DEV void splits_join(joining &s, const float *part, u32 n_splits, u32 first_row,
             for (u32 j = 0; j < each; j++) {
                 u32 i = j * JT_WARPS + warp, row = i / (JT_HEAD_DIM / 32), r = first_row + row;
                 if (i >= tasks || r > last_row) continue;
-                sum[j] = fmaf(s.weight[row][at], entry_of(part, base + at, r)[i % (JT_HEAD_DIM / 32) * 32 + lane], sum[j]);
+                sum[j] = fmaf(s.weight[row][at], entry_of(part, first_split + base + at, r)[i % (JT_HEAD_DIM / 32) * 32 + lane], sum[j]);
             }
     }
 #pragma unroll
@@ -332,11 +334,12 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
 #endif
     if (first_row >= n_rows) return;
     const u32 begin = blockIdx.z * JT_SPLIT, end = begin + JT_SPLIT, visible = pos + last_row / group + 1;
-    const u32 last = visible < end ? visible : end;
-    if (begin >= last) return;
+    const u32 last = visible < end ? visible : end, lowest = first_seen(pos + first_row / group);
+    if (begin >= last || (windowed && end <= lowest)) return;
     const u16 *k = kcache + blockIdx.y * JT_HEAD_DIM, *v = vcache + blockIdx.y * JT_HEAD_DIM;
     loaded d;
     u32 first = begin + warp * step_positions;
+    while (windowed && first + step_positions <= lowest) first += JT_WARPS * step_positions;     // nobody sees them
     if (early) {    // (all zeros where this warp has nothing)
         step_load_keys(d, k, first, last, lane);
         step_load_values(d, v, first, last, lane);
@@ -346,12 +349,13 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
 
     running r = {{minus_infinity(), minus_infinity()}, {0, 0}, {}};
     const u32 row = first_row + lane / 4, seen[2] = {pos + row / group + 1, pos + (row + 8) / group + 1};
+    const u32 from[2] = {first_seen(seen[0] - 1), first_seen(seen[1] - 1)};
     while (first < last) {
         float s[tiles][4];
         if (!early) step_load_keys(d, k, first, last, lane);
         scores(s, memory, d, lane);
         if (!early) step_load_values(d, v, first, last, lane);
-        softmax(r, s, first, seen, lane);
+        softmax(r, s, first, from, seen, lane);
         const u32 next = first + JT_WARPS * step_positions;
         if (early && next < last) step_load_keys(d, k, next, last, lane);
         values(r, s, d);
@@ -359,6 +363,9 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
         first = next;
     }
 
+#if JT_JOIN
+    const u32 first_split = lowest / JT_SPLIT, n_splits = (visible + JT_SPLIT - 1) / JT_SPLIT - first_split;
+#endif
     shared_parts &parts = *reinterpret_cast<shared_parts *>(memory);
     block_sync();   // the queries are read, their place is free
     parts_store_sums(parts, r, warp, lane);
@@ -368,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
         parts_store(parts, r.out[b], warp, lane);
         block_sync();
 #if JT_JOIN
-        if (visible <= JT_SPLIT) {
+        if (n_splits == 1) {
             parts_finish(parts, b, first_row, last_row, out);
             continue;
         }
@@ -376,9 +383,8 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
         parts_write(parts, b, first_row, last_row, part);
     }
 #if JT_JOIN
-    if (visible <= JT_SPLIT) return;
-    const u32 n_splits = (visible + JT_SPLIT - 1) / JT_SPLIT;
+    if (n_splits == 1) return;
     if (!last_to_arrive(step_counter(step, blockIdx.y * gridDim.x + blockIdx.x), n_splits)) return;
-    splits_join(*reinterpret_cast<joining *>(memory), part, n_splits, first_row, last_row, out);
+    splits_join(*reinterpret_cast<joining *>(memory), part, first_split, n_splits, first_row, last_row, out);
 #endif
 }
