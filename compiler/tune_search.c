@@ -15,6 +15,7 @@
 const char *const tune_search_names[TUNE_MIXED + 1] = {"fast", "full", "mixed"};
 
 enum { ROUNDS = 7, ROUNDS_CONFIRM = 21, BATCH_MAX = 64, PASSES_MAX = 4, AXES_MAX = 32 };
+#define HOPELESS 1.15     /* times what the spec chooses, after two runs: not worth more of them */
 
 /* --- sweeps ---------------------------------------------------------------------------------------- */
 
@@ -188,7 +189,7 @@ static void remember_row(struct tuner *t, const struct tune_unit *u, struct hash
 }
 
 static bool time_candidate(struct tuner *t, unsigned base, unsigned index, struct tuned_row *row) {
-    if (!t->replays) return bench_time(&t->bench, base, index, row->rounds, &row->base_us, &row->us, t->d);
+    if (!t->replays) return bench_time(&t->bench, base, index, row->rounds, row->rounds == ROUNDS ? HOPELESS : INFINITY, &row->base_us, &row->us, t->d);
     const struct tuned_row *r = find_tried(t->replay, t->n_replay, row, true);
     if (!r) {
         diag_error(t->d, "tune-replay", NULL, "there is no recorded time of %s", row->template_name);
@@ -415,6 +416,22 @@ static bool improve(struct stage *s, int64_t **settings, unsigned n, struct aren
     return true;
 }
 
+/* All combinations of these axes, from what holds, behind settings[n]; the new n. */
+static unsigned combine(const struct stage *s, const struct axis *axes, unsigned n_axes, int64_t **settings, unsigned n, struct arena *a) {
+    size_t all = 1;
+    for (unsigned i = 0; i < n_axes; i++) all *= axes[i].n;
+    for (size_t i = 0; i < all; i++) {
+        size_t rest = i;
+        settings[n] = copy_setting(s, s->now, a);
+        for (unsigned j = 0; j < n_axes; j++) {
+            settings[n][axes[j].param] = axes[j].values[rest % axes[j].n];
+            rest /= axes[j].n;
+        }
+        n++;
+    }
+    return n;
+}
+
 /* All combinations of the axes given, from what holds. */
 static bool improve_axes(struct stage *s, const struct axis *axes, unsigned n_axes) {
     struct arena a = {0};
@@ -422,47 +439,42 @@ static bool improve_axes(struct stage *s, const struct axis *axes, unsigned n_ax
     if (is_over(s->t)) return !base_interrupted;
     for (unsigned i = 0; i < n_axes; i++) n *= axes[i].n;
     int64_t **settings = arena_array(&a, n, sizeof *settings);
-    for (size_t i = 0; i < n; i++) {
-        size_t rest = i;
-        settings[i] = copy_setting(s, s->now, &a);
-        for (unsigned j = 0; j < n_axes; j++) {
-            settings[i][axes[j].param] = axes[j].values[rest % axes[j].n];
-            rest /= axes[j].n;
-        }
-    }
+    combine(s, axes, n_axes, settings, 0, &a);
     s->t->n_planned = s->t->n_planned > s->t->n_done + n ? s->t->n_planned : s->t->n_done + n;
     bool ok = improve(s, settings, (unsigned)n, &a);
     arena_free(&a);
     return ok;
 }
 
-/* Try what one pass over the axes looks at while nothing changes, all at once: compilers like many cores, and opening a plan
- * takes a GPU longer than a candidate. */
-static bool look_ahead(struct stage *s) {
+/* Try what a pass over single axes, or over pairs of them, looks at while nothing changes, all at once: compilers like many cores,
+ * and opening a plan takes a GPU longer than a candidate. */
+static bool look_ahead(struct stage *s, bool pairs) {
     struct arena a = {0};
-    unsigned n = 0, room = 0;
+    size_t room = 1;
+    unsigned n = 0;
     if (is_over(s->t)) return !base_interrupted;
-    for (unsigned i = 0; i < s->n_axes; i++) room += s->axes[i].n;
-    int64_t **settings = arena_array(&a, room + 1u, sizeof *settings);
-    double *scores = arena_array(&a, room + 1u, sizeof *scores);
     for (unsigned i = 0; i < s->n_axes; i++)
-        for (unsigned j = 0; j < s->axes[i].n; j++) {
-            settings[n] = copy_setting(s, s->now, &a);
-            settings[n++][s->axes[i].param] = s->axes[i].values[j];
-        }
+        for (unsigned j = 0; j < (pairs ? i : 1); j++) room += s->axes[i].n * (pairs ? s->axes[j].n : 1u);
+    int64_t **settings = arena_array(&a, room, sizeof *settings);
+    double *scores = arena_array(&a, room, sizeof *scores);
+    for (unsigned i = 0; i < s->n_axes; i++)
+        for (unsigned j = 0; j < (pairs ? i : 1); j++)
+            n = combine(s, (struct axis[]){s->axes[i], s->axes[j]}, pairs ? 2 : 1, settings, n, &a);
+    s->t->n_planned = s->t->n_planned > s->t->n_done + n ? s->t->n_planned : s->t->n_done + n;
     bool ok = drop_idle(s, settings, &n, &a) && score_settings(s, settings, n, ROUNDS, scores, &a);
     arena_free(&a);
     return ok;
 }
 
 static bool one_by_one(struct stage *s) {
-    if (!look_ahead(s)) return false;
+    if (!look_ahead(s, false)) return false;
     for (unsigned i = 0; i < s->n_axes; i++)
         if (!improve_axes(s, &s->axes[i], 1)) return false;
     return true;
 }
 
 static bool by_pairs(struct stage *s) {
+    if (s->n_axes > 1 && !look_ahead(s, true)) return false;
     for (unsigned i = 0; i < s->n_axes; i++)
         for (unsigned j = 0; j < i; j++)
             if (!improve_axes(s, (struct axis[]){s->axes[j], s->axes[i]}, 2)) return false;
@@ -668,6 +680,7 @@ static bool identify(struct tuner *t) {
     assert(ok);
     ok = bench_open(&t->bench, &t->all.units[0], &c, 1, &a, t->d) && base_is_good(t, &t->all.units[0], &c);
     if (ok) t->device = bench_device(&t->bench, t->a);
+    if (ok) bench_keep(&t->bench);
     bench_close(&t->bench);
     arena_free(&a);
     return ok;
