@@ -243,13 +243,11 @@ static bool try_batch(struct tuner *t, const struct tune_unit *u, const struct t
     return ok;
 }
 
-/* What settings come to: a contract is run for each, on all cores. */
+/* What settings come to: a contract is run for each that is new, on all cores. */
 struct identifying {
     const struct tune_units *all;
     const struct tune_unit *u;
-    int64_t *const *settings;
-    struct hash128 *identity;
-    bool *allowed;
+    struct tune_known *new;
 };
 
 static void identify_one(void *user, size_t i) {
@@ -257,23 +255,91 @@ static void identify_one(void *user, size_t i) {
     struct arena a = {0};
     struct tune_candidate c;
     const char *why;
-    k->allowed[i] = !base_interrupted && tune_candidate_lower(&c, k->all, k->u, k->settings[i], &why, &a);
-    if (k->allowed[i]) k->identity[i] = c.identity;
+    k->new[i].allowed = !base_interrupted && tune_candidate_lower(&c, k->all, k->u, k->new[i].values, &why, &a);
+    if (k->new[i].allowed) k->new[i].identity = c.identity;
     arena_free(&a);
 }
 
-/* identity[n], allowed[n] of settings[n]; unfinished when base_interrupted. */
-static void identify_settings(const struct tuner *t, const struct tune_unit *u, int64_t *const *settings, unsigned n, struct hash128 *identity,
-                              bool *allowed) {
-    struct identifying k = {&t->all, u, settings, identity, allowed};
-    base_parallel(n, identify_one, &k);
+/* Where these values stand in a table, or would. */
+static struct tune_known *find_known(struct tune_known *table, unsigned room, const int64_t *values, unsigned n_params) {
+    struct hash128 h = hash_bytes(values, n_params * sizeof *values);
+    uint32_t at;
+    memcpy(&at, h.bytes, sizeof at);
+    for (;; at++) {
+        struct tune_known *k = &table[at & (room - 1)];
+        if (!k->values || !memcmp(k->values, values, n_params * sizeof *values)) return k;
+    }
 }
 
-static struct hash128 identity_of(const struct tuner *t, const struct tune_unit *u, int64_t *values) {
+static void reserve_known(struct tuner *t, struct tune_result *r, unsigned more, unsigned n_params) {
+    unsigned room = r->room_known ? r->room_known : 256;
+    while (room < 2 * (r->n_known + more)) room *= 2;
+    if (room == r->room_known) return;
+    struct tune_known *table = arena_array(t->a, room, sizeof *table);
+    for (unsigned i = 0; i < r->room_known; i++)
+        if (r->known[i].values) *find_known(table, room, r->known[i].values, n_params) = r->known[i];
+    r->known = table, r->room_known = room;
+}
+
+/* identity[n], allowed[n] of settings[n]; unfinished when base_interrupted. */
+static void identify_settings(struct tuner *t, const struct tune_unit *u, int64_t *const *settings, unsigned n, struct hash128 *identity,
+                              bool *allowed) {
+    struct tune_result *r = &t->results[u - t->all.units];
+    unsigned n_params = u->template->n_params, n_new = 0;
+    struct arena a = {0};
+    struct identifying k = {&t->all, u, arena_array(&a, n + 1u, sizeof *k.new)};
+    reserve_known(t, r, n, n_params);
+    for (unsigned i = 0; i < n; i++) {
+        struct tune_known *known = find_known(r->known, r->room_known, settings[i], n_params);
+        if (known->values) continue;
+        int64_t *own = arena_array(t->a, n_params, sizeof *own);
+        memcpy(own, settings[i], n_params * sizeof *own);
+        *known = k.new[n_new++] = (struct tune_known){.values = own};
+    }
+    base_parallel(n_new, identify_one, &k);
+    for (unsigned i = 0; i < n_new; i++) *find_known(r->known, r->room_known, k.new[i].values, n_params) = k.new[i];
+    r->n_known += n_new;
+    for (unsigned i = 0; i < n; i++) {
+        const struct tune_known *known = find_known(r->known, r->room_known, settings[i], n_params);
+        identity[i] = known->identity, allowed[i] = known->allowed;
+    }
+    arena_free(&a);
+}
+
+static struct hash128 identity_of(struct tuner *t, const struct tune_unit *u, int64_t *values) {
     struct hash128 h = {0};
     bool allowed;
     identify_settings(t, u, &values, 1, &h, &allowed);
     return h;
+}
+
+/* Which parameters of a unit make no difference: "from 16 tokens on" none does to one token. */
+static const bool *idle_params(struct tuner *t, const struct tune_unit *u) {
+    struct tune_result *r = &t->results[u - t->all.units];
+    const struct contract_template *p = u->template;
+    struct arena a = {0};
+    if (r->idle) return r->idle;
+    r->idle = arena_array(t->a, p->n_params, sizeof *r->idle);
+    unsigned n = 0;
+    for (unsigned i = 0; i < p->n_params; i++) n += p->params[i].n_values;
+    int64_t **settings = arena_array(&a, n, sizeof *settings);
+    struct hash128 *identity = arena_array(&a, n, sizeof *identity), now = identity_of(t, u, u->now);
+    bool *allowed = arena_array(&a, n, sizeof *allowed);
+    n = 0;
+    for (unsigned i = 0; i < p->n_params; i++)
+        for (unsigned j = 0; j < p->params[i].n_values; j++) {
+            settings[n] = arena_array(&a, p->n_params, sizeof **settings);
+            memcpy(settings[n], u->now, p->n_params * sizeof **settings);
+            settings[n++][i] = p->params[i].values[j];
+        }
+    identify_settings(t, u, settings, n, identity, allowed);
+    n = 0;
+    for (unsigned i = 0; i < p->n_params; i++) {
+        r->idle[i] = true;
+        for (unsigned j = 0; j < p->params[i].n_values; j++, n++) r->idle[i] &= allowed[n] && !memcmp(&identity[n], &now, sizeof now);
+    }
+    arena_free(&a);
+    return r->idle;
 }
 
 static const struct tune_memo *recall(struct tuner *t, const struct tune_unit *u, const int64_t *values, struct hash128 identity, unsigned rounds) {
@@ -343,23 +409,30 @@ static bool is_pinned(const struct tuner *t, const struct contract_template *tem
     return false;
 }
 
+static bool is_idle(const struct stage *s, unsigned param) {
+    for (unsigned i = 0; i < s->n_units; i++)
+        if (!idle_params(s->t, &s->t->all.units[s->units[i]])[param]) return false;
+    return s->n_units > 0;
+}
+
 static void list_axes(struct stage *s, bool shape) {
     s->n_axes = 0;
     for (unsigned i = 0; i < s->template->n_params && s->n_axes < AXES_MAX; i++) {
         const struct contract_param *p = &s->template->params[i];
         const struct tune_sweep *sweep = find_sweep(s->t, s->template->name, p->name);
-        if (p->shape != shape || is_pinned(s->t, s->template, p->name) || (s->t->n_sweeps && !sweep)) continue;
+        if (p->shape != shape || is_pinned(s->t, s->template, p->name) || (s->t->n_sweeps && !sweep) || is_idle(s, i)) continue;
         s->axes[s->n_axes++] = sweep ? (struct axis){i, sweep->values, sweep->n_values} : (struct axis){i, p->values, p->n_values};
     }
 }
 
-/* A setting as the unit sees it: its own values where this stage (of one unit or of several) does not set them. */
+/* A setting as the unit sees it: its own values where this stage (of one unit or of several) does not set them, or they mean nothing. */
 static int64_t *setting_for(const struct stage *s, const struct tune_unit *u, const int64_t *values, struct arena *a) {
     unsigned n = s->template->n_params;
     int64_t *out = arena_array(a, n, sizeof *out);
     memcpy(out, values, n * sizeof *out);
-    for (unsigned i = 0; i < n && s->n_units > 1; i++)
-        if (!s->template->params[i].shape) out[i] = u->now[i];
+    const bool *idle = idle_params(s->t, u);
+    for (unsigned i = 0; i < n; i++)
+        if (idle[i] || (s->n_units > 1 && !s->template->params[i].shape)) out[i] = u->now[i];
     return out;
 }
 
@@ -644,6 +717,7 @@ unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
     struct arena a = {0};
     unsigned n = 0;
     *n_illegal = 0;
+    if (!t->results) t->results = arena_array(t->a, t->all.n_units + 1u, sizeof *t->results);   /* no search has begun */
     if (t->n_sweeps && !find_sweep(t, u->template->name, NULL)) return 0;
     for (unsigned shape = 0; shape < 2; shape++) {
         bool whole = t->n_sweeps || t->search == TUNE_FULL;
