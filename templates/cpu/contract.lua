@@ -17,6 +17,8 @@ template "matmul" {
     keys = { "quant", "m", "k", "n", "residual" },
     params = {
         { name = "tokens", values = { 1, 2, 4 }, default = 4, doc = "tokens that share a register tile of 16 rows" },
+        { name = "ahead", values = { 0, 1024, 2048, 4096, 8192 }, default = 4096, doc = "bytes that weights are asked for ahead of use" },
+        { name = "turns", values = { 4, 8, 16, 32, 64 }, default = 16, doc = "turns that all threads together take at a launch" },
     },
 }
 template "rope_store" {
@@ -50,16 +52,16 @@ local function input_type(quant)
     return (quant == "f32" or quant == "f16" or quant == "bf16") and "f32" or "a16"
 end
 
--- About 16 turns for all threads together: short enough to even them out, long enough to be worth taking.
-local function chunk(items)
-    return ceil_div(items, 16)
+-- Turns for all threads together: short enough to even them out, long enough to be worth taking.
+local function chunk(items, turns)
+    return ceil_div(items, turns or 16)
 end
 
 local function matmul(w, a, out, n, residual, barrier)
     local items = ceil_div(w.m, 16)
-    launch("matmul", { a = a, w = weight(w, "rows16"), out = out },
-           { quant = w.quant, m = w.m, k = w.k, n = n, residual = residual },
-           { items = items, chunk = chunk(items), barrier = barrier, bytes = w.bytes, flops = 2 * w.m * w.k * n })
+    local key = { quant = w.quant, m = w.m, k = w.k, n = n, residual = residual }
+    launch("matmul", { a = a, w = weight(w, "rows16"), out = out }, key,
+           { items = items, chunk = chunk(items, choose("matmul", key).turns), barrier = barrier, bytes = w.bytes, flops = 2 * w.m * w.k * n })
 end
 
 -- RMS norm of x by w (a vector: one row of k) in each type that a matrix of `readers` asks for: { a16 = value, f32 = value }.

@@ -56,11 +56,15 @@ INLINE f32x8 f32x8_from(i32x8 x) { return __builtin_convertvector(x, f32x8); }
 INLINE i32x8 i32x8_from_u8(const void *p) { return __builtin_convertvector(*(const u8x8_any *)p, i32x8); }
 INLINE i32x8 i32x8_from_i8(const void *p) { return __builtin_convertvector(*(const i8x8_any *)p, i32x8); }
 
-/* Ask for what comes 4 KiB behind `bytes` at p: hardware stops looking ahead at pages, and one core then waits for
- * memory (7 GB/s become 11). Asking for what does not exist is harmless. */
+/* Ask for what comes JT_AHEAD bytes behind `bytes` at p: hardware stops looking ahead at pages, and one core then waits
+ * for memory (with 4 KiB 7 GB/s become 11). Asking for what does not exist is harmless. */
+#if defined JT_AHEAD && JT_AHEAD
 INLINE void stream_ahead(const u8 *p, u32 bytes) {
-    UNROLL(16) for (u32 i = 0; i < bytes; i += 64) __builtin_prefetch(p + 4096 + i);
+    UNROLL(16) for (u32 i = 0; i < bytes; i += 64) __builtin_prefetch(p + JT_AHEAD + i);
 }
+#else
+INLINE void stream_ahead(const u8 *p, u32 bytes) { (void)p, (void)bytes; }
+#endif
 
 /* a * b + c, rounded once where the target has FMA. */
 INLINE f32x8 f32x8_fma(f32x8 a, f32x8 b, f32x8 c) {
