@@ -26,12 +26,13 @@ static float jt_scale = 1;
 #define JOIN(a, b) JOIN_(a, b)
 #define OWN(x) JOIN(JT_NAME, x)
 #define column_weights OWN(column_weights)
-#define nibble_weights OWN(nibble_weights)
-#define nibble_at OWN(nibble_at)
 #define unit_weights OWN(unit_weights)
-#define unit_scales OWN(unit_scales)
-#define unit_offsets OWN(unit_offsets)
-#define row_unit OWN(row_unit)
+#define unit_scale OWN(unit_scale)
+#define unit_offset OWN(unit_offset)
+#define unit_read OWN(unit_read)
+#define row_read OWN(row_read)
+#define columns_sum OWN(columns_sum)
+#define part_add OWN(part_add)
 #define tile_store OWN(tile_store)
 #define tile_run OWN(tile_run)
 #define tokens_tile OWN(tokens_tile)
@@ -48,29 +49,13 @@ static float jt_scale = 1;
 #define ARG_K_CACHE OWN(ARG_K_CACHE)
 #define ARG_V_CACHE OWN(ARG_V_CACHE)
 
-#define QUANT q4_1
-#define JT_QUANT_Q4_1 1
+#define QUANT f32
+#define INSTANCES_EVERY
+#define JT_QUANT_F32 1
 #define INSTANCES_QUANT
 #include "kernel_instances.h"
-#undef JT_QUANT_Q4_1
-#undef QUANT
-#define QUANT q8_0
-#define JT_QUANT_Q8_0 1
-#define INSTANCES_QUANT
-#include "kernel_instances.h"
-#undef JT_QUANT_Q8_0
-#undef QUANT
-#define QUANT q4_k
-#define JT_QUANT_Q4_K 1
-#define INSTANCES_QUANT
-#include "kernel_instances.h"
-#undef JT_QUANT_Q4_K
-#undef QUANT
-#define QUANT q6_k
-#define JT_QUANT_Q6_K 1
-#define INSTANCES_QUANT
-#include "kernel_instances.h"
-#undef JT_QUANT_Q6_K
+#undef JT_QUANT_F32
+#undef INSTANCES_EVERY
 #undef QUANT
 #define QUANT f16
 #define JT_QUANT_F16 1
@@ -78,11 +63,95 @@ static float jt_scale = 1;
 #include "kernel_instances.h"
 #undef JT_QUANT_F16
 #undef QUANT
-#define QUANT f32
-#define JT_QUANT_F32 1
+#define QUANT bf16
+#define JT_QUANT_BF16 1
 #define INSTANCES_QUANT
 #include "kernel_instances.h"
-#undef JT_QUANT_F32
+#undef JT_QUANT_BF16
+#undef QUANT
+#define QUANT q4_0
+#define JT_QUANT_Q4_0 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q4_0
+#undef QUANT
+#define QUANT q4_1
+#define INSTANCES_EVERY
+#define JT_QUANT_Q4_1 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q4_1
+#undef INSTANCES_EVERY
+#undef QUANT
+#define QUANT q5_0
+#define JT_QUANT_Q5_0 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q5_0
+#undef QUANT
+#define QUANT q5_1
+#define JT_QUANT_Q5_1 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q5_1
+#undef QUANT
+#define QUANT q8_0
+#define JT_QUANT_Q8_0 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q8_0
+#undef QUANT
+#define QUANT q2_k
+#define INSTANCES_EVERY
+#define JT_QUANT_Q2_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q2_K
+#undef INSTANCES_EVERY
+#undef QUANT
+#define QUANT q3_k
+#define JT_QUANT_Q3_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q3_K
+#undef QUANT
+#define QUANT q4_k
+#define JT_QUANT_Q4_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q4_K
+#undef QUANT
+#define QUANT q5_k
+#define JT_QUANT_Q5_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q5_K
+#undef QUANT
+#define QUANT q6_k
+#define INSTANCES_EVERY
+#define JT_QUANT_Q6_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q6_K
+#undef INSTANCES_EVERY
+#undef QUANT
+#define QUANT iq4_nl
+#define JT_QUANT_IQ4_NL 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_IQ4_NL
+#undef QUANT
+#define QUANT iq4_xs
+#define JT_QUANT_IQ4_XS 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_IQ4_XS
+#undef QUANT
+#define QUANT mxfp4
+#define JT_QUANT_MXFP4 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_MXFP4
 #undef QUANT
 
 #define TEMPLATE "../templates/cpu/rms_norm.c"
@@ -205,6 +274,7 @@ static float jt_scale = 1;
 #define JT_N 1
 #define JT_TOKENS 4
 #include "kernel_instances.h"
+#ifdef INSTANCES_EVERY
 #define JT_NAME JOIN(matmul_n8, QUANT)
 #define JT_N 8
 #define JT_TOKENS 4
@@ -217,6 +287,7 @@ static float jt_scale = 1;
 #define JT_N 24
 #define JT_TOKENS 2
 #include "kernel_instances.h"
+#endif
 #define JT_NAME JOIN(matmul_n72, QUANT)
 #define JT_N 72
 #define JT_TOKENS 4
@@ -239,7 +310,12 @@ static float jt_scale = 1;
 #undef EXPONENT
 #undef V_VALUE
 #undef JT_HEAD_DIM
-#undef TILE_ROWS
+#undef COLUMN
+#undef WEIGHTS
+#undef SCALE
+#undef OFFSET
+#undef TOGETHER
+#undef CHAINS
 #undef BLOCK_UNITS
 #undef TILE_BYTES
 #undef BLOCK_COLS

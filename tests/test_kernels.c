@@ -1,6 +1,6 @@
 /* Every CPU kernel against double precision on fresh random inputs, in awkward shapes, with outputs poisoned
  * with NaN and guarded; and bit for bit: many tokens against one at a time, and any split of the items.
- * Built for AVX2 and for the portable baseline, with sanitizers and without.
+ * Built for AVX-512, AVX2 and the portable baseline, with sanitizers and without.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -163,14 +163,29 @@ static struct guarded packed(enum quant q, const uint8_t *tensor, size_t rows, s
 
 #define MATMULS(q) { embed_##q, matmul_n1_##q, { { matmul_n8_##q, 8 }, { matmul_n8_tokens1_##q, 8 }, \
                      { matmul_n24_tokens2_##q, 24 }, { matmul_n72_##q, 72 } } }
+#define MATMUL(q) { embed_##q, matmul_n1_##q, { { matmul_n72_##q, 72 } } }   /* one shape of register tile */
 static const struct {
     plan_cpu_kernel *embed, *one;
     struct { plan_cpu_kernel *run; unsigned n; } many[4];
 } matmuls[QUANT_COUNT] = {
-    [QUANT_F32] = MATMULS(f32),   [QUANT_F16] = MATMULS(f16),   [QUANT_Q4_1] = MATMULS(q4_1),
-    [QUANT_Q8_0] = MATMULS(q8_0), [QUANT_Q4_K] = MATMULS(q4_k), [QUANT_Q6_K] = MATMULS(q6_k),
+    [QUANT_F32] = MATMULS(f32),
+    [QUANT_F16] = MATMUL(f16),
+    [QUANT_BF16] = MATMUL(bf16),
+    [QUANT_Q4_0] = MATMUL(q4_0),
+    [QUANT_Q4_1] = MATMULS(q4_1),
+    [QUANT_Q5_0] = MATMUL(q5_0),
+    [QUANT_Q5_1] = MATMUL(q5_1),
+    [QUANT_Q8_0] = MATMUL(q8_0),
+    [QUANT_Q2_K] = MATMULS(q2_k),
+    [QUANT_Q3_K] = MATMUL(q3_k),
+    [QUANT_Q4_K] = MATMUL(q4_k),
+    [QUANT_Q5_K] = MATMUL(q5_k),
+    [QUANT_Q6_K] = MATMULS(q6_k),
+    [QUANT_IQ4_NL] = MATMUL(iq4_nl),
+    [QUANT_IQ4_XS] = MATMUL(iq4_xs),
+    [QUANT_MXFP4] = MATMUL(mxfp4),
 };
-static bool takes_floats(enum quant q) { return q == QUANT_F32 || q == QUANT_F16; }
+static bool takes_floats(enum quant q) { return quant_formats[q].block_elems == 1; }
 
 enum { TOKENS = 70 };
 struct matmul_case {
@@ -262,7 +277,7 @@ static void check_matrix(enum quant q, unsigned m, unsigned k, bool every_n) {
         if (jt_residual) memcpy(c.rows, c.start, (size_t)TOKENS * m * 4);
         for (unsigned t = 0; t < TOKENS; t++) matmul_run(&c, matmuls[q].one, 1, t, 1, c.rows + t * m);
         matmul_check_values(&c, tensor);
-        for (unsigned i = 0; i < COUNT(matmuls[q].many); i++)
+        for (unsigned i = 0; i < COUNT(matmuls[q].many) && matmuls[q].many[i].run; i++)
             for (unsigned n = 1; n <= matmuls[q].many[i].n && n <= TOKENS; n += every_n || n < 5 ? 1 : 1 + below(17))
                 matmul_check_many(&c, matmuls[q].many[i].run, matmuls[q].many[i].n, n);
         guarded_free(rows);
@@ -287,12 +302,42 @@ static void check_type(enum quant q) {
     check_matrix(q, 5, 256, false);
 }
 
-static void test_q4_1(void **state) { (void)state; check_type(QUANT_Q4_1); }
-static void test_q8_0(void **state) { (void)state; check_type(QUANT_Q8_0); }
-static void test_q4_k(void **state) { (void)state; check_type(QUANT_Q4_K); }
-static void test_q6_k(void **state) { (void)state; check_type(QUANT_Q6_K); }
-static void test_f16(void **state) { (void)state; check_type(QUANT_F16); }
 static void test_f32(void **state) { (void)state; check_type(QUANT_F32); }
+static void test_f16(void **state) { (void)state; check_type(QUANT_F16); }
+static void test_bf16(void **state) { (void)state; check_type(QUANT_BF16); }
+static void test_q4_0(void **state) { (void)state; check_type(QUANT_Q4_0); }
+static void test_q4_1(void **state) { (void)state; check_type(QUANT_Q4_1); }
+static void test_q5_0(void **state) { (void)state; check_type(QUANT_Q5_0); }
+static void test_q5_1(void **state) { (void)state; check_type(QUANT_Q5_1); }
+static void test_q8_0(void **state) { (void)state; check_type(QUANT_Q8_0); }
+static void test_q2_k(void **state) { (void)state; check_type(QUANT_Q2_K); }
+static void test_q3_k(void **state) { (void)state; check_type(QUANT_Q3_K); }
+static void test_q4_k(void **state) { (void)state; check_type(QUANT_Q4_K); }
+static void test_q5_k(void **state) { (void)state; check_type(QUANT_Q5_K); }
+static void test_q6_k(void **state) { (void)state; check_type(QUANT_Q6_K); }
+static void test_iq4_nl(void **state) { (void)state; check_type(QUANT_IQ4_NL); }
+static void test_iq4_xs(void **state) { (void)state; check_type(QUANT_IQ4_XS); }
+static void test_mxfp4(void **state) { (void)state; check_type(QUANT_MXFP4); }
+
+/* Every exponent of MXFP4: row r has 2^(r - 128), from below the normal numbers to beyond the largest. */
+static void test_exponents(void **state) {
+    (void)state;
+    uint8_t *tensor = random_tensor(QUANT_MXFP4, 256, 32);
+    for (unsigned r = 0; r < 256; r++) tensor[17 * r] = (uint8_t)r;
+    struct guarded w = packed(QUANT_MXFP4, tensor, 256, 32);
+    jt_m = 256;
+    jt_k = 32;
+    for (unsigned r = 0; r < 256; r++) {
+        struct plan_step step = { .n_tokens = 1, .ids = { (int32_t)r } };
+        float x[32];
+        double want[32];
+        embed_mxfp4((void *[]){ guarded_data(w), x }, &step, 0, 1);
+        quant_decode(&quant_formats[QUANT_MXFP4], tensor + 17 * r, 32, want);
+        for (unsigned k = 0; k < 32; k++) assert_true(x[k] == (float)want[k]);
+    }
+    guarded_free(w);
+    free(tensor);
+}
 
 /* A value that is not finite makes NaN of what reads its block, and nothing else of the token. */
 static void test_not_finite(void **state) {
@@ -639,10 +684,26 @@ static void test_attention(void **state) {
     }
 }
 
-int main(void) {
+#ifdef __AVX512VNNI__
+static void test_lacking(void **state) {
+    (void)state;
+    puts("this CPU lacks avx512_vnni");
+    skip();
+}
+#endif
+
+/* A pattern of names leaves the other tests out. */
+int main(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+#ifdef __AVX512VNNI__
+    if (!__builtin_cpu_supports("avx512vnni")) return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(test_lacking) }), NULL, NULL);
+#endif
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_q4_1),     cmocka_unit_test(test_q8_0),       cmocka_unit_test(test_q4_k),
-        cmocka_unit_test(test_q6_k),     cmocka_unit_test(test_f16),        cmocka_unit_test(test_f32),
+        cmocka_unit_test(test_f32), cmocka_unit_test(test_f16), cmocka_unit_test(test_bf16), cmocka_unit_test(test_q4_0),
+        cmocka_unit_test(test_q4_1), cmocka_unit_test(test_q5_0), cmocka_unit_test(test_q5_1), cmocka_unit_test(test_q8_0),
+        cmocka_unit_test(test_q2_k), cmocka_unit_test(test_q3_k), cmocka_unit_test(test_q4_k), cmocka_unit_test(test_q5_k),
+        cmocka_unit_test(test_q6_k), cmocka_unit_test(test_iq4_nl), cmocka_unit_test(test_iq4_xs), cmocka_unit_test(test_mxfp4),
+        cmocka_unit_test(test_exponents),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_quantize),
         cmocka_unit_test(test_norm_add), cmocka_unit_test(test_act_mul),  cmocka_unit_test(test_exp),        cmocka_unit_test(test_half),
         cmocka_unit_test(test_rope_store), cmocka_unit_test(test_attention),

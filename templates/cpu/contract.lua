@@ -59,7 +59,7 @@ template "act_mul" {
 
 -- What a matrix of a type reads: fp32 meets fp32, integers meet 16-bit integers.
 local function input_type(quant)
-    return (quant == "f32" or quant == "f16") and "f32" or "a16"
+    return (quant == "f32" or quant == "f16" or quant == "bf16") and "f32" or "a16"
 end
 
 -- Turns for all threads together: short enough to even them out, long enough to be worth taking.
