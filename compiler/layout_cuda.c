@@ -146,7 +146,7 @@ static const struct unit {
 static bool frag16_bytes(const struct quant_format *q, uint64_t rows, uint64_t cols, uint64_t *bytes) {
     const struct unit *u = &units[q - quant_formats];
     uint64_t n, all;
-    if (cols % q->block_elems || rows > UINT64_MAX - TILE_ROWS || cols > UINT64_MAX - u->cols) return false;
+    if (!u->pack || cols % q->block_elems || rows > UINT64_MAX - TILE_ROWS || cols > UINT64_MAX - u->cols) return false;
     if (!u64_mul(u64_round_up(rows, TILE_ROWS) / TILE_ROWS, u64_round_up(cols, u->cols) / u->cols, &n) ||
         !u64_mul(n, u->bytes, &all))
         return false;

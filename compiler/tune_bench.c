@@ -54,11 +54,8 @@ static unsigned list_pieces(const struct tune_candidate *c, uint32_t *list) {
     return n;
 }
 
-/* Random bits in every field, but for numbers in floating point: those are small, of both signs. */
+/* Random bits in every field, but for numbers in floating point: those are of both signs and make weights up to about 0.2. */
 static void fill_seeded(uint8_t *out, const struct quant_format *q, uint64_t n_blocks, uint64_t seed) {
-    static const struct { enum quant quant; unsigned at; float most; } halves[] = {   /* weights are at most about 0.1 to 0.4 */
-        {QUANT_Q4_1, 0, 1e-2f}, {QUANT_Q4_1, 2, 8e-2f}, {QUANT_Q8_0, 0, 1e-3f}, {QUANT_Q4_K, 0, 2e-4f}, {QUANT_Q4_K, 2, 2e-3f},
-        {QUANT_Q6_K, 208, 1e-4f}, {QUANT_F16, 0, 0.1f}};
     uint64_t bytes = n_blocks * q->block_bytes;
     for (uint64_t i = 0; i < bytes; i += 8) {
         uint64_t z = (seed + i) * 0x9E3779B97F4A7C15u;
@@ -67,14 +64,8 @@ static void fill_seeded(uint8_t *out, const struct quant_format *q, uint64_t n_b
         memcpy(out + i, &z, bytes - i < 8 ? (size_t)(bytes - i) : 8);
     }
     for (uint64_t i = 0; i < n_blocks; i++) {
-        uint8_t *block = out + i * q->block_bytes;
-        float v = plan_seeded(seed ^ 0xf10a7, i);
-        float small = v / 10;
-        if (q == &quant_formats[QUANT_F32]) memcpy(block, &small, sizeof small);
-        for (unsigned h = 0; h < COUNT(halves); h++) {
-            uint16_t half = quant_to_half(v * halves[h].most);
-            if (q == &quant_formats[halves[h].quant]) memcpy(block + halves[h].at, &half, sizeof half);
-        }
+        float v = plan_seeded(seed ^ 0xf10a7, i) / 10;
+        quant_set_numbers(q, out + i * q->block_bytes, v, v);
     }
 }
 

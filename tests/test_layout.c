@@ -31,13 +31,12 @@ static void test_sizes(void **state) {
     for (int q = 0; q < QUANT_COUNT; q++) {
         const struct quant_format *f = &quant_formats[q];
         uint64_t bytes = 0, cols = 768;
+        assert_int_equal(layout_bytes("plain", f, 3, cols, &bytes), f->block_elems == 1);
+        if (f->block_elems == 1) assert_int_equal(bytes, 3 * cols * 4);
         assert_true(layout_bytes("rows16", f, 32, cols, &bytes));
         assert_int_equal(bytes, 32 * cols / f->block_elems * f->block_bytes);
         assert_true(layout_bytes("rows16", f, 17, cols, &bytes));
         assert_int_equal(bytes, 32 * cols / f->block_elems * f->block_bytes);
-        bool vector = q == QUANT_F32 || q == QUANT_F16;
-        assert_int_equal(layout_bytes("plain", f, 3, cols, &bytes), vector);
-        if (vector) assert_int_equal(bytes, 3 * cols * 4);
     }
     assert_int_equal(layout_tile_rows("rows16"), 16);
     assert_int_equal(layout_tile_rows("plain"), 1);
@@ -85,6 +84,11 @@ static void test_plain(void **state) {
     float out[4];
     layout_pack("plain", &quant_formats[QUANT_F16], (const uint8_t *)half, 1, 4, 0, 1, (uint8_t *)out);
     assert_memory_equal(out, want, sizeof want);
+    layout_pack("plain", &quant_formats[QUANT_F32], (const uint8_t *)want, 2, 2, 1, 2, (uint8_t *)out);
+    assert_memory_equal(out, want + 2, 8);
+    const uint8_t upper[4] = { 0x00, 0xc0, 0x80, 0x33 };
+    layout_pack("plain", &quant_formats[QUANT_BF16], upper, 1, 2, 0, 1, (uint8_t *)out);
+    assert_true(out[0] == -2.0f && out[1] == 0x1p-24f);
     layout_pack("plain", &quant_formats[QUANT_F32], (const uint8_t *)want, 2, 2, 1, 2, (uint8_t *)out);
     assert_memory_equal(out, want + 2, 8);
 }

@@ -18,16 +18,18 @@ static void put_half(uint8_t *p, float f) {
     memcpy(p, &h, 2);
 }
 
-/* A block of any kind before packing: value = d * scale[group] * (code - bias) - dmin * min[group]
+/* A block of any kind before packing: value = d * scale[group] * (code - bias) - dmin * min[group], or with the code's
+ * place in a table of values.
  */
 struct plain {
     double d, dmin;
     int scale[16], min[16], code[256], bias, group;   /* group: elements that share a scale */
+    const double *values;
 };
 
 static double plain_value(const struct plain *p, int i) {
     int g = i / p->group;
-    return p->d * p->scale[g] * (p->code[i] - p->bias) - p->dmin * p->min[g];
+    return p->d * p->scale[g] * (p->values ? p->values[p->code[i]] : p->code[i] - p->bias) - p->dmin * p->min[g];
 }
 
 static struct plain plain_q4_k(void) {
@@ -88,6 +90,132 @@ static void pack_q4_1(const struct plain *p, uint8_t *block) {
     for (int i = 0; i < 32; i++) block[4 + i % 16] |= (uint8_t)(p->code[i] << (i < 16 ? 0 : 4));
 }
 
+/* Types of 32 elements with `bits` bits a code. */
+static struct plain plain_small(int bits, double d, double m) {
+    struct plain p = { .d = d, .dmin = -m, .group = 32, .scale = { 1 }, .min = { 1 }, .bias = m != 0 ? 0 : 1 << (bits - 1) };
+    for (int i = 0; i < 32; i++) p.code[i] = (i * 11 + i / 16 * 3) & ((1 << bits) - 1);
+    return p;
+}
+
+static void pack_low(const struct plain *p, uint8_t *out) {
+    memset(out, 0, 16);
+    for (int i = 0; i < 32; i++) out[i & 15] |= (uint8_t)((p->code[i] & 15) << (i & 16) / 4);
+}
+
+static void pack_fifth(const struct plain *p, uint8_t *out) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 32; i++) bits |= (uint32_t)(p->code[i] >> 4) << i;
+    memcpy(out, &bits, 4);
+}
+
+static void pack_q4_0(const struct plain *p, uint8_t *block) {
+    put_half(block, (float)p->d);
+    pack_low(p, block + 2);
+}
+
+static void pack_q5_0(const struct plain *p, uint8_t *block) {
+    put_half(block, (float)p->d);
+    pack_fifth(p, block + 2);
+    pack_low(p, block + 6);
+}
+
+static void pack_q5_1(const struct plain *p, uint8_t *block) {
+    put_half(block, (float)p->d);
+    put_half(block + 2, (float)-p->dmin);
+    pack_fifth(p, block + 4);
+    pack_low(p, block + 8);
+}
+
+static const double iq4_table[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+static const double fp4_table[16] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6 };
+
+static struct plain plain_table(const double *values, double d) {
+    struct plain p = plain_small(4, d, 0);
+    p.values = values;
+    return p;
+}
+
+static void pack_mxfp4(const struct plain *p, uint8_t *block) {
+    block[0] = (uint8_t)(127 + ilogb(p->d));
+    pack_low(p, block + 1);
+}
+
+static struct plain plain_iq4_xs(void) {
+    struct plain p = { .d = 0.375, .group = 32, .values = iq4_table, .scale = { -32, 31, -21, 13, -6, 5, 27, -17 } };
+    for (int i = 0; i < 256; i++) p.code[i] = (i * 7 + i / 32 * 3 + i / 16) & 15;
+    return p;
+}
+
+static void pack_iq4_xs(const struct plain *p, uint8_t *block) {
+    uint16_t high = 0;
+    memset(block, 0, 136);
+    put_half(block, (float)p->d);
+    for (int j = 0; j < 8; j++) {
+        unsigned s = (unsigned)(p->scale[j] + 32);
+        high = (uint16_t)(high | s >> 4 << 2 * j);
+        block[4 + j / 2] |= (uint8_t)((s & 15) << 4 * (j & 1));
+    }
+    memcpy(block + 2, &high, 2);
+    for (int i = 0; i < 256; i++) block[8 + i / 32 * 16 + i % 16] |= (uint8_t)(p->code[i] << (i & 16) / 4);
+}
+
+/* Pairs of bits, as q2_k and q3_k have them. */
+static void pack_pairs(const struct plain *p, uint8_t *out) {
+    memset(out, 0, 64);
+    for (int i = 0; i < 256; i++) out[(i >> 7) * 32 + (i & 31)] |= (uint8_t)((p->code[i] & 3) << (i >> 5 & 3) * 2);
+}
+
+static struct plain plain_q2_k(void) {
+    struct plain p = { .d = 0.75, .dmin = 1.25, .group = 16,
+                       .scale = { 1, 14, 3, 12, 5, 10, 7, 8, 9, 6, 11, 4, 13, 2, 15, 0 },
+                       .min = { 9, 0, 11, 2, 13, 4, 15, 6, 1, 8, 3, 10, 5, 12, 7, 14 } };
+    for (int i = 0; i < 256; i++) p.code[i] = (i * 3 + i / 4 + i / 32) & 3;
+    return p;
+}
+
+static void pack_q2_k(const struct plain *p, uint8_t *block) {
+    for (int g = 0; g < 16; g++) block[g] = (uint8_t)(p->scale[g] | p->min[g] << 4);
+    pack_pairs(p, block + 16);
+    put_half(block + 80, (float)p->d);
+    put_half(block + 82, (float)p->dmin);
+}
+
+static struct plain plain_q3_k(void) {
+    struct plain p = { .d = -0.625, .group = 16, .bias = 4,
+                       .scale = { -32, 31, -27, 22, -18, 13, -9, 4, 1, -5, 8, -14, 17, -23, 26, -30 } };
+    for (int i = 0; i < 256; i++) p.code[i] = (i * 5 + i / 8 + i / 32) & 7;
+    return p;
+}
+
+static void pack_q3_k(const struct plain *p, uint8_t *block) {
+    memset(block, 0, 110);
+    for (int i = 0; i < 256; i++) block[i & 31] |= (uint8_t)(p->code[i] >> 2 << i / 32);
+    pack_pairs(p, block + 32);
+    for (int g = 0; g < 16; g++) {
+        unsigned s = (unsigned)(p->scale[g] + 32);
+        block[96 + (g & 7)] |= (uint8_t)((s & 15) << (g < 8 ? 0 : 4));
+        block[104 + (g & 3)] |= (uint8_t)(s >> 4 << (g >> 2) * 2);
+    }
+    put_half(block + 108, (float)p->d);
+}
+
+static struct plain plain_q5_k(void) {
+    struct plain p = plain_q4_k();
+    for (int i = 0; i < 256; i++) p.code[i] = (i * 7 + i / 32 * 3 + i / 16) & 31;
+    return p;
+}
+
+static void pack_q5_k(const struct plain *p, uint8_t *block) {
+    struct plain low = *p;
+    uint8_t four[144];
+    for (int i = 0; i < 256; i++) low.code[i] &= 15;
+    pack_q4_k(&low, four);
+    memcpy(block, four, 16);
+    memset(block + 16, 0, 32);
+    for (int i = 0; i < 256; i++) block[16 + (i & 31)] |= (uint8_t)(p->code[i] >> 4 << i / 32);
+    memcpy(block + 48, four + 16, 128);
+}
+
 static struct plain plain_q8_0(void) {
     struct plain p = { .d = -0.375, .group = 32, .scale = { 1 } };
     for (int i = 0; i < 32; i++) p.code[i] = i * 37 % 256 - 128;
@@ -121,21 +249,30 @@ static void expect_visible(const struct plain *a, const struct plain *b, int n) 
     }
 }
 
+static void expect_packed(enum quant q, struct plain p, void pack(const struct plain *p, uint8_t *block)) {
+    uint8_t block[512];
+    memset(block, 0xa5, sizeof block);
+    pack(&p, block);
+    expect_block(q, block, &p);
+}
+
 static void test_packed_blocks(void **state) {
     (void)state;
-    uint8_t block[512];
-    struct plain p = plain_q4_k();
-    pack_q4_k(&p, block);
-    expect_block(QUANT_Q4_K, block, &p);
-    p = plain_q6_k();
-    pack_q6_k(&p, block);
-    expect_block(QUANT_Q6_K, block, &p);
-    p = plain_q4_1();
-    pack_q4_1(&p, block);
-    expect_block(QUANT_Q4_1, block, &p);
-    p = plain_q8_0();
-    pack_q8_0(&p, block);
-    expect_block(QUANT_Q8_0, block, &p);
+    expect_packed(QUANT_Q4_K, plain_q4_k(), pack_q4_k);
+    expect_packed(QUANT_Q6_K, plain_q6_k(), pack_q6_k);
+    expect_packed(QUANT_Q4_1, plain_q4_1(), pack_q4_1);
+    expect_packed(QUANT_Q8_0, plain_q8_0(), pack_q8_0);
+    expect_packed(QUANT_Q4_0, plain_small(4, 0.75, 0), pack_q4_0);
+    expect_packed(QUANT_Q5_0, plain_small(5, -0.75, 0), pack_q5_0);
+    expect_packed(QUANT_Q5_1, plain_small(5, 0.75, -3.25), pack_q5_1);
+    expect_packed(QUANT_Q2_K, plain_q2_k(), pack_q2_k);
+    expect_packed(QUANT_Q3_K, plain_q3_k(), pack_q3_k);
+    expect_packed(QUANT_Q5_K, plain_q5_k(), pack_q5_k);
+    expect_packed(QUANT_IQ4_NL, plain_table(iq4_table, 0.375), pack_q4_0);
+    expect_packed(QUANT_IQ4_XS, plain_iq4_xs(), pack_iq4_xs);
+    expect_packed(QUANT_MXFP4, plain_table(fp4_table, 0x1p-9), pack_mxfp4);
+    expect_packed(QUANT_MXFP4, plain_table(fp4_table, 0x1p-127), pack_mxfp4);
+    expect_packed(QUANT_MXFP4, plain_table(fp4_table, 0x1p127), pack_mxfp4);
 }
 
 static void rotate(int *v, int n, int by) {
@@ -187,6 +324,25 @@ static void test_mutants_would_show(void **state) {
     bad.d = -good.dmin;
     bad.dmin = -good.d;
     expect_visible(&good, &bad, 32);
+    good = plain_q2_k();
+    bad = good;
+    memcpy(bad.scale, good.min, sizeof bad.scale);
+    memcpy(bad.min, good.scale, sizeof bad.min);
+    expect_visible(&good, &bad, 256);
+    const struct plain others[] = { plain_q2_k(), plain_q3_k(), plain_iq4_xs() };
+    for (size_t i = 0; i < COUNT(others); i++) {
+        int n = 256 / others[i].group;
+        bad = others[i];
+        reverse(bad.scale, n);
+        reverse(bad.min, n);
+        expect_visible(&others[i], &bad, 256);
+        for (int by = 1; by < n; by++) {
+            bad = others[i];
+            rotate(bad.scale, n, by);
+            rotate(bad.min, n, by);
+            expect_visible(&others[i], &bad, 256);
+        }
+    }
 }
 
 static void test_hand_made_blocks(void **state) {
@@ -219,6 +375,31 @@ static void test_hand_made_blocks(void **state) {
     quant_formats[QUANT_Q6_K].decode(q6_k, out);
     assert_true(out[0] == 62 && out[1] == -64 && out[16] == 0 && out[239] == 0 && out[240] == 32 &&
                 out[255] == 32);
+
+    uint8_t mxfp4[17] = { 0, 0x71, 0x8f };   /* 2^-127 times 0.5 and 6, -6 and -0; the others 0 */
+    quant_formats[QUANT_MXFP4].decode(mxfp4, out);
+    assert_true(out[0] == ldexp(1, -128) && out[16] == ldexp(6, -127) && out[1] == -out[16] && out[17] == 0 && out[2] == 0);
+    mxfp4[0] = 255;
+    quant_formats[QUANT_MXFP4].decode(mxfp4, out);
+    assert_true(out[0] == ldexp(1, 127));
+}
+
+/* Numbers set in a block come out as its largest values. */
+static void test_set_numbers(void **state) {
+    (void)state;
+    for (int q = 0; q < QUANT_COUNT; q++) {
+        const struct quant_format *f = &quant_formats[q];
+        for (int round = 0; round < 50; round++) {
+            uint8_t block[256];
+            double out[256], most = 0;
+            for (uint32_t i = 0; i < f->block_bytes; i++) block[i] = (uint8_t)(((uint32_t)round * 5 + i * 7 + 1) * 2654435761u >> 24);
+            quant_set_numbers(f, block, 0.5f, 0.25f);
+            f->decode(block, out);
+            for (uint32_t i = 0; i < f->block_elems; i++) most = fmax(most, fabs(out[i]));
+            assert_true(most <= 0.5 * 1.001 + (f->min.kind ? 0.25 : 0) * 1.001);
+            assert_true(most > 0.05);
+        }
+    }
 }
 
 /* Values whose exact result needs more than a float's 24 bits. */
@@ -229,6 +410,10 @@ static void test_decoding_is_exact(void **state) {
     memset(q4_k + 16, 0x0f, 32);
     quant_formats[QUANT_Q4_K].decode(q4_k, out);
     assert_true(out[0] == 65504.0 * 63 * 15 - 63 * ldexp(1, -24));
+    uint8_t q5_k[176] = { 0xff, 0x7b, 0x01, 0x00, 63, 0, 0, 0, 63 };
+    memset(q5_k + 16, 0xff, 160);
+    quant_formats[QUANT_Q5_K].decode(q5_k, out);
+    assert_true(out[0] == 65504.0 * 63 * 31 - 63 * ldexp(1, -24));
     uint8_t q4_1[20] = { 0xff, 0x7b, 0x01, 0x80, 0x0f };
     quant_formats[QUANT_Q4_1].decode(q4_1, out);
     assert_true(out[0] == 65504.0 * 15 - ldexp(1, -24));
@@ -243,6 +428,9 @@ static void test_floats(void **state) {
     uint8_t h[4] = { 0x00, 0xbc, 0x01, 0x00 };
     quant_decode(&quant_formats[QUANT_F16], h, 2, out);
     assert_true(out[0] == -1 && out[1] == ldexp(1, -24));
+    uint8_t b[6] = { 0x81, 0xbf, 0x01, 0x00, 0x80, 0x7f };
+    quant_decode(&quant_formats[QUANT_BF16], b, 3, out);
+    assert_true(out[0] == -1.0078125 && out[1] == ldexp(1, -133) && isinf(out[2]));
 }
 
 static void test_rows(void **state) {
@@ -311,13 +499,10 @@ static void test_table(void **state) {
         assert_int_equal(bytes, q->block_bytes);
         assert_string_equal(quant_type_name(q->ggml_type), q->name);
     }
-    /* bits per weight as published: 4.5, 5.5, 6.5625, 4.25 */
+    /* bits per weight as published: 3.4375, 2.5625, 1.6875 */
     static const struct { uint32_t type, elems, bytes; const char *name;
     } others[] = {
-        { 2, 32, 18, "q4_0" },    { 6, 32, 22, "q5_0" },      { 7, 32, 24, "q5_1" },
-        { 13, 256, 176, "q5_k" }, { 10, 256, 84, "q2_k" },    { 11, 256, 110, "q3_k" },
-        { 20, 32, 18, "iq4_nl" }, { 23, 256, 136, "iq4_xs" }, { 30, 1, 2, "bf16" },
-        { 39, 32, 17, "mxfp4" },
+        { 21, 256, 110, "iq3_s" }, { 22, 256, 82, "iq2_s" }, { 34, 256, 54, "tq1_0" },
     };
     for (size_t i = 0; i < COUNT(others); i++) {
         assert_null(quant_find(others[i].type));
@@ -343,6 +528,7 @@ int main(void) {
         cmocka_unit_test(test_packed_blocks),
         cmocka_unit_test(test_mutants_would_show),
         cmocka_unit_test(test_hand_made_blocks),
+        cmocka_unit_test(test_set_numbers),
         cmocka_unit_test(test_decoding_is_exact),
         cmocka_unit_test(test_floats),
         cmocka_unit_test(test_rows),

@@ -24,11 +24,11 @@ typedef unsigned u32;
 typedef unsigned long long u64;
 
 typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x4 __attribute__((vector_size(16)));
 typedef i32 i32x8 __attribute__((vector_size(32)));
 typedef i32 i32x4 __attribute__((vector_size(16)));
 typedef u32 u32x8 __attribute__((vector_size(32)));
 typedef i16 i16x16 __attribute__((vector_size(32)));
-typedef u16 u16x16 __attribute__((vector_size(32)));
 typedef i16 i16x8 __attribute__((vector_size(16)));
 typedef u16 u16x8 __attribute__((vector_size(16)));
 typedef i8 i8x16 __attribute__((vector_size(16)));
@@ -41,7 +41,7 @@ typedef float f32_any UNALIGNED;
 typedef i32 i32_any UNALIGNED;
 typedef u16 u16_any UNALIGNED;
 typedef f32x8 f32x8_any UNALIGNED;
-typedef u16x16 u16x16_any UNALIGNED;
+typedef i16x16 i16x16_any UNALIGNED;
 typedef i16x8 i16x8_any UNALIGNED;
 typedef u16x8 u16x8_any UNALIGNED;
 typedef i8x16 i8x16_any UNALIGNED;
@@ -70,6 +70,11 @@ INLINE void stream_ahead(const u8 *p, u32 bytes) { (void)p, (void)bytes; }
 INLINE f32x8 f32x8_fma(f32x8 a, f32x8 b, f32x8 c) {
 #ifdef __FMA__
     return __builtin_ia32_vfmaddps256(a, b, c);
+#elif defined __aarch64__
+    union { f32x8 whole; f32x4 half[2]; } x = { a }, y = { b }, z = { c };
+    __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(z.half[0]) : "w"(x.half[0]), "w"(y.half[0]));
+    __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(z.half[1]) : "w"(x.half[1]), "w"(y.half[1]));
+    return z.whole;
 #else
     return a * b + c;
 #endif
