@@ -345,6 +345,22 @@ class Templates(Cuda):
     def test_13(self):
         self.compile_all(FOUND[13])
 
+    @need(12)
+    def test_other_families(self):
+        """What llama and qwen3 have not: heads of 256, windows, norms that are added, GELU, biases."""
+        gemma3 = ("--arch", "gemma3", "--embd", 640, "--ffn", 256, "--heads", 4, "--kv-heads", 1, "--head-dim", 256, "--window-pattern", 2, "--type", "q8_0")
+        qwen2 = ("--arch", "qwen2", "--embd", 256, "--ffn", 256, "--heads", 7, "--kv-heads", 1, "--head-dim", 64, "--type", "q8_0")
+        wanted = {gemma3: ("attention_n1_.*window20", "attention_n64_.*window20", "attention_n64_(?!.*window)", "norm_add_n1", "norm_add_norm_n64", "gate_up_.*act_gelu"),
+                  qwen2: ("rope_store_bias_n1", "rope_store_bias_n64")}
+        for arch in (87, 90):
+            for model, parts in wanted.items():
+                with self.subTest(arch=arch, model=model[1]):
+                    rows = self.table(self.resources(None, "orin_nano", "--nvrtc", FOUND[12].path, "--set", f"target.arch=sm_{arch}",
+                                                     "--set", "buckets=8,64", cuda=FOUND[12].cuda, model=model))
+                    self.assertEqual([(name, spill) for _, spill, _, _, _, name in rows if spill], [])
+                    for part in parts:
+                        self.assertTrue([name for *_, name in rows if re.match("jk_" + part, name)], part)
+
     def test_a_plan(self):
         """The plan says what it is for; its cubins have the ABI version that its driver loads; compiled again it has the same bytes."""
         model = product.model(*FAMILIES["qwen3"], "--type", "q4_k", "--set", "attn_v=q6_k", "--tied")

@@ -32,8 +32,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, JT_BLOCKS)
         const bool there = i < TASKS && block < OUT_BLOCKS;
         float sum = 0;
         u32 h[4] = {0, 0, 0, 0};
-        for (u32 e = 0; e < 8 && there && token < n; e += 2) {
+#pragma unroll      // else h is in memory
+        for (u32 e = 0; e < 8; e += 2) {
+            if (!there || token >= n) continue;
             float v[2];
+#pragma unroll
             for (u32 o = 0; o < 2; o++) {
                 const u32 row = group * 32 + row_of(t, e + o);
                 const float gate = block_sum(shared, token, row), up = block_sum(shared, token, OUT_ROWS + row);
