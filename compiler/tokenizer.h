@@ -1,7 +1,7 @@
 /* Lower a GGUF's tokenizer into the plan's PLAN_TOKENIZER section (runtime/host/tokenizer.h).
  *
- * Knows tokenizer.ggml.model "gpt2" (byte-level BPE) with the pre-tokenizers that the runtime has;
- * any other is refused by name.
+ * Knows tokenizer.ggml.model "gpt2" (byte-level BPE) with the pre-tokenizers that the runtime has, and "llama"
+ * (SentencePiece's BPE) with byte fallback; any other is refused by name.
  */
 #ifndef COMPILER_TOKENIZER_H
 #define COMPILER_TOKENIZER_H

@@ -238,12 +238,13 @@ class Gguf:
         return bytes(out)
 
 
-def scripted(name, successors, chat="chatml", bend=None):
+def scripted(name, successors, chat="chatml", bend=None, more=()):
     """A model that says what it is told to: after token t comes successors[t] (several: equally likely), by the last
-    token alone. Its embeddings are unit vectors and its layer adds nothing. Ids below 256 are the bytes."""
+    token alone. Its embeddings are unit vectors and its layer adds nothing. Ids below 256 are the bytes, unless mkmodel.py is told
+    of another tokenizer by `more`."""
     p = path(f"models/{name}.gguf")
     n_vocab = mkmodel.make(p, "--embd", 1024, "--ffn", 32, "--heads", 1, "--kv-heads", 1, "--head-dim", 32, "--layers", 1,
-                           "--type", "f32", "--merges", 40, "--ctx", 64, "--chat", chat)
+                           "--type", "f32", "--merges", 40, "--ctx", 64, "--chat", chat, *more)
     g = Gguf(p)
     out = np.zeros((n_vocab, 1024), "<f4")
     for t, nexts in successors.items():

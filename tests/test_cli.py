@@ -359,6 +359,25 @@ class Run(Cli):
         r = self.ok(product.run("jllm-run", self.hi, "-no-cnv", "-p", "xH", "--temp", 0, "--no-display-prompt"))
         self.assertEqual(r.text, "i!\n")
 
+    def test_sentencepiece(self):
+        """Prompts get bos and a blank in front, which goes again; a character of byte tokens comes out whole or, cut off by -n, at
+        the end."""
+        model = product.scripted("spm", {}, more=("--spm", "--space-prefix"))
+        tokens = oracle.GGUF(model).kv["tokenizer.ggml.tokens"]
+        say = [tokens.index("a"), *(9 + b for b in "\U0001f600é".encode()), tokens.index("\u2581"), tokens.index("b"), 1]
+        plan = product.plan(product.scripted("spm-says", chain(tokens.index("c"), *say), more=("--spm", "--space-prefix")), "--set", "buckets=8")
+        for n, text in ((20, "a\U0001f600é b\n".encode()), (5, "a\U0001f600\n".encode()), (3, b"a\xf0\x9f\n")):
+            r = self.ok(product.run("jllm-run", plan, "-p", "a c", "--temp", 0, "-n", n, "--no-display-prompt"))
+            self.assertEqual(r.out, text)
+        ids = json.loads(self.ok(product.run("jllm-run", plan, "--tokenize", stdin="a <b>\u2603\n".encode())).text)
+        blank, byte = tokens.index("\u2581"), lambda c: [9 + b for b in c.encode()]
+        self.assertEqual(ids, [tokens.index("\u2581a"), blank, 8, blank, *byte("\u2603"), 7])
+        for text in ("a c", " a  c ", "", " ", "\u2603 x\ty", "<eos><bos>"):
+            for bos in ([], [2]):
+                ids = bos + json.loads(self.ok(product.run("jllm-run", plan, "--tokenize", stdin=text.encode(), asan=True)).text)
+                back = self.ok(product.run("jllm-run", plan, "--detokenize", stdin=json.dumps(ids).encode(), asan=True))
+                self.assertEqual(back.out.decode(), ("<bos>" if bos else "") + text)
+
     def test_without_chat_rules(self):
         plan = self.scripted("raw", [*script("Abcd"), self.controls()["<|endoftext|>"]], chat="none")
         r = product.run("jllm-run", plan, "-sys", "Be good.", "-p", "xA")

@@ -323,6 +323,19 @@ class Tokenizers(Hostile):
                 merges[7] = merge
                 self.refuse(g.set(self.T + "merges", ARRAY, merges, STRING).bytes(), r"tokenizer\.ggml\.merges", r"\b7\b")
 
+    def test_sentencepiece(self):
+        base = Gguf(product.model(*product.TINY, "--spm"))
+        n, scores, tokens = len(base.get(self.T + "tokens")), list(base.get(self.T + "scores")), list(base.get(self.T + "tokens"))
+
+        def bent(key, value, item):
+            return Gguf(product.model(*product.TINY, "--spm")).set(self.T + key, ARRAY, value, item).bytes()
+        self.refuse(Gguf(product.model(*product.TINY, "--spm")).drop(self.T + "scores").bytes(), r"scores is missing")
+        self.refuse(bent("scores", scores[:-1], F32), rf"scores has {n - 1} entries", rf"\b{n}\b")
+        self.refuse(bent("scores", [0] * n, U8), r"scores.*32-bit floats")
+        self.refuse(bent("scores", [*scores[:300], float("nan"), *scores[301:]], F32), r"score of token 300 is not a number")
+        self.refuse(bent("tokens", [t.replace("<0x0A>", "<0xA>") for t in tokens], STRING), r"<0x0A>", r"byte fallback")
+        self.accept(bent("scores", [*scores[:300], float("-inf"), *scores[301:]], F32))
+
     def test_special_ids_outside_the_vocabulary(self):
         n = self.vocab()
         for key in ("bos_token_id", "eos_token_id"):
