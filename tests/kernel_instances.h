@@ -271,7 +271,7 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #undef SCALE
 #undef OFFSET
 #undef TOGETHER
-#undef CHAINS
+#undef TILE_TOKENS
 #undef BLOCK_UNITS
 #undef TILE_BYTES
 #undef BLOCK_COLS
