@@ -9,12 +9,14 @@
 
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_neox, jt_n_head, jt_n_head_kv;
+static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_neox, jt_n_head, jt_n_head_kv, jt_window;
+static float jt_scale = 1;
 #define JT_M jt_m
 #define JT_K jt_k
 #define JT_RESIDUAL jt_residual
 #define JT_ROW jt_row
 #define JT_EPS 1e-5f
+#define JT_SCALE jt_scale
 #define JT_ROPE_DIM jt_rope_dim
 #define JT_NEOX jt_neox
 #define JT_N_HEAD jt_n_head
@@ -40,6 +42,7 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define cache_item OWN(cache_item)
 #define head_factor OWN(head_factor)
 #define head_attend OWN(head_attend)
+#define first_seen OWN(first_seen)
 #define scores OWN(scores)
 #define exponentials OWN(exponentials)
 #define values OWN(values)
@@ -159,6 +162,10 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define JT_NAME rms_norm_f32
 #define JT_N 72
 #include "kernel_instances.h"
+#define JT_NAME rms_norm_add
+#define JT_ADD 1
+#define JT_N 72
+#include "kernel_instances.h"
 #undef TEMPLATE
 #define TEMPLATE "../templates/cpu/act_mul.c"
 #define JT_NAME act_mul_a16
@@ -166,6 +173,15 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define JT_N 72
 #include "kernel_instances.h"
 #define JT_NAME act_mul_f32
+#define JT_N 72
+#include "kernel_instances.h"
+#define JT_NAME act_mul_gelu_a16
+#define JT_ACT_GELU 1
+#define JT_OUT_A16 1
+#define JT_N 72
+#include "kernel_instances.h"
+#define JT_NAME act_mul_gelu_f32
+#define JT_ACT_GELU 1
 #define JT_N 72
 #include "kernel_instances.h"
 #undef TEMPLATE
@@ -190,6 +206,15 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define JT_HEAD_DIM jt_head_dim
 #define JT_NAME rope_f16_norm
 #define JT_QK_NORM 1
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_HEAD_DIM jt_head_dim
+#define JT_NAME rope_f32_bias
+#define JT_BIAS 1
+#include "kernel_instances.h"
+#define JT_HEAD_DIM jt_head_dim
+#define JT_NAME rope_f16_bias
+#define JT_BIAS 1
 #define JT_KV_F16 1
 #include "kernel_instances.h"
 #undef TEMPLATE
@@ -220,6 +245,19 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #include "kernel_instances.h"
 #define JT_NAME attention_f16_128
 #define JT_HEAD_DIM 128
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_f32_64_window
+#define JT_HEAD_DIM 64
+#define JT_WINDOW jt_window
+#include "kernel_instances.h"
+#define JT_NAME attention_f32_256_window
+#define JT_HEAD_DIM 256
+#define JT_WINDOW jt_window
+#include "kernel_instances.h"
+#define JT_NAME attention_f16_128_window
+#define JT_HEAD_DIM 128
+#define JT_WINDOW jt_window
 #define JT_KV_F16 1
 #include "kernel_instances.h"
 #undef TEMPLATE
@@ -265,6 +303,12 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #undef JT_OUT_A16
 #undef JT_KV_F16
 #undef JT_QK_NORM
+#undef JT_BIAS
+#undef JT_ADD
+#undef JT_WINDOW
+#undef JT_ACT_GELU
+#undef EXPONENT
+#undef V_VALUE
 #undef JT_HEAD_DIM
 #undef COLUMN
 #undef WEIGHTS

@@ -1,5 +1,5 @@
-/* out[t] = row ids[t] of the embedding, each value rounded to fp32 once; an item is a token. The ids of a
- * step are rows that exist: the runtime checks them.
+/* out[t] = row ids[t] of the embedding, each value rounded to fp32 once, then times JT_SCALE if there is one; an item is a
+ * token. The ids of a step are rows that exist: the runtime checks them.
  */
 #include "plan_step.h"
 #include "rows16.h"
@@ -38,6 +38,10 @@ INLINE void row_read(const u8 *tile, u32 lane, float *out) {
 KERNEL {
     for (u32 t = first; t < last && t < step->n_tokens; t++) {
         u32 id = (u32)step->ids[t];
-        row_read((const u8 *)args[0] + id / TILE_ROWS * TILE_BYTES, id % TILE_ROWS, (float *)args[1] + (u64)t * JT_K);
+        float *out = (float *)args[1] + (u64)t * JT_K;
+        row_read((const u8 *)args[0] + id / TILE_ROWS * TILE_BYTES, id % TILE_ROWS, out);
+#ifdef JT_SCALE
+        for (u32 k = 0; k < JT_K; k++) out[k] *= (float)JT_SCALE;
+#endif
     }
 }
