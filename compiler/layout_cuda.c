@@ -99,8 +99,8 @@ static void pack_f32(const uint8_t *in, unsigned cols, unsigned row, uint8_t *ou
     }
 }
 
-static unsigned nibble_of(const uint8_t *p, unsigned k) { return p[k % 16] >> k / 16 * 4 & 15u; }
-static unsigned bit_of(const uint8_t *p, unsigned k) { return p[k / 8] >> k % 8 & 1u; }
+static unsigned nibble_of(const uint8_t *p, unsigned k) { return (unsigned)p[k % 16] >> k / 16 * 4 & 15; }
+static unsigned bit_of(const uint8_t *p, unsigned k) { return (unsigned)p[k / 8] >> k % 8 & 1; }
 
 static void put_nibble(uint8_t *plane, unsigned row, unsigned k, unsigned block, unsigned code) {
     *place(plane, row, k) |= (uint8_t)(code << 4 * block);
@@ -189,7 +189,7 @@ static void pack_mxfp4(const uint8_t *in, unsigned cols, unsigned row, uint8_t *
 }
 
 /* Two bits of column k, 0 to 255, of Q2_K and Q3_K. */
-static unsigned two_bits(const uint8_t *p, unsigned k) { return p[k / 128 * 32 + k % 32] >> k / 32 % 4 * 2 & 3u; }
+static unsigned two_bits(const uint8_t *p, unsigned k) { return (unsigned)p[k / 128 * 32 + k % 32] >> k / 32 % 4 * 2 & 3; }
 /* Which of the eight of a pair a block, step and half are. */
 static unsigned place_in_pair(unsigned row, unsigned k) { return k / 32 % 2 * 4 + k % 32 / 16 * 2 + half_of(row); }
 
@@ -206,7 +206,7 @@ static void pack_q2_k(const uint8_t *in, unsigned cols, unsigned row, uint8_t *o
 
 /* Scale + 32 of group `group`, as in quant.c. */
 static unsigned q3_k_scale(const uint8_t *p, unsigned group) {
-    return (p[group % 8] >> group / 8 * 4 & 15u) | (p[8 + group % 4] >> group / 4 * 2 & 3u) << 4;
+    return ((unsigned)p[group % 8] >> group / 8 * 4 & 15) | ((unsigned)p[8 + group % 4] >> group / 4 * 2 & 3) << 4;
 }
 
 static void put_q3_k(uint8_t *plane, unsigned row, unsigned k, unsigned code) {
@@ -229,7 +229,7 @@ static void pack_q3_k(const uint8_t *in, unsigned cols, unsigned row, uint8_t *o
         out[1536 + pair * 4 + group % 4] |= (uint8_t)((scale & 15) << 4 * half_of(row));
         out[1664 + pair * 2 + at / 8] |= (uint8_t)(scale >> 4 << at % 8);
     }
-    for (unsigned k = 0; k < 256; k++) put_q3_k(out, row, k, two_bits(in + 32, k) | (in[k % 32] >> k / 32 & 1u) << 2);
+    for (unsigned k = 0; k < 256; k++) put_q3_k(out, row, k, two_bits(in + 32, k) | ((unsigned)in[k % 32] >> k / 32 & 1) << 2);
 }
 
 /* Six-bit scale and min of a block of Q4_K and Q5_K, as in quant.c. */
@@ -268,14 +268,14 @@ static void pack_q5_k(const uint8_t *in, unsigned cols, unsigned row, uint8_t *o
     for (unsigned p = 0; p < 4; p++)
         for (unsigned k = 0; k < 32; k++) {
             *place(out + 512 * p, row, k) = in[48 + 32 * p + k];
-            for (unsigned b = 0; b < 2; b++) put_fifth(out + 2048 + 128 * p, row, k, b, in[16 + k] >> (2 * p + b) & 1u);
+            for (unsigned b = 0; b < 2; b++) put_fifth(out + 2048 + 128 * p, row, k, b, (unsigned)in[16 + k] >> (2 * p + b) & 1);
         }
 }
 
 /* Six-bit scale of block `block`, less 32. */
 static uint8_t iq4_xs_scale(const uint8_t *in, unsigned block) {
     unsigned high = (unsigned)(in[0] | in[1] << 8) >> 2 * block & 3;
-    return (uint8_t)((in[2 + block / 2] >> block % 2 * 4 & 15u) + 16 * high - 32);
+    return (uint8_t)(((unsigned)in[2 + block / 2] >> block % 2 * 4 & 15) + 16 * high - 32);
 }
 
 static void pack_iq4_xs(const uint8_t *in, unsigned cols, unsigned row, uint8_t *out) {
