@@ -95,6 +95,16 @@ DEV u32 hfma2(u32 a, u32 b, u32 c) {
     return r;
 }
 
+// The upper half of a in both, moved by the unit for halves, as that for integers has more to do; no NaN.
+DEV u32 upper_half2(u32 a) {
+    u32 r;
+    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %1;\nmov.b32 both, {high, high};\n"
+        "add.rn.f16x2 %0, both, %2;\n}"
+        : "=r"(r)
+        : "r"(a), "r"(0x80008000));
+    return r;
+}
+
 // ---- functions ----------------------------------------------------------------------------------
 
 // 2^x within 2 ulp; 0 for minus infinity.

@@ -134,31 +134,27 @@ local function k_warps(slices, most)
 end
 
 -- The types. A step of K in shared memory, as in many.cuh: bytes of a row tile, blocks of 32 columns, and how many planes of
--- sums go with them. ahead: pairs of blocks that one token loads ahead; thrifty: three blocks of gate and up an SM, as ptxas
--- takes what it is given, and then spills. wide: f32, two fragments of each weight, which takes twice the registers.
+-- sums go with them. ahead: pairs of blocks loaded ahead where a warp has one tile of one token, and where it has more.
+-- wide: f32, two fragments of each weight. Of gate and up, one token: thrifty: three blocks an SM, as ptxas takes what it is
+-- given, and then spills; roomy: fewer warps a block, as it needs more.
 local types = {
-    f32 = { tile = 4096, blocks = 2, sums = 0, ahead = 1, wide = true },
-    f16 = { tile = 4096, blocks = 4, sums = 0, ahead = 2 },
-    bf16 = { tile = 4096, blocks = 4, sums = 0, ahead = 2 },
-    q4_0 = { tile = 2304, blocks = 8, sums = 0, ahead = 4, thrifty = true },
-    q4_1 = { tile = 2560, blocks = 8, sums = 1, ahead = 4, thrifty = true },
-    q5_0 = { tile = 2816, blocks = 8, sums = 0, ahead = 4 },
-    q5_1 = { tile = 3072, blocks = 8, sums = 1, ahead = 4 },
-    q8_0 = { tile = 4352, blocks = 8, sums = 0, ahead = 2 },
-    q2_k = { tile = 1344, blocks = 8, sums = 2, ahead = 4, thrifty = true },
-    q3_k = { tile = 1760, blocks = 8, sums = 0, ahead = 4, thrifty = true },
-    q4_k = { tile = 2368, blocks = 8, sums = 1, ahead = 4, thrifty = true },
-    q5_k = { tile = 2880, blocks = 8, sums = 1, ahead = 4 },
-    q6_k = { tile = 3360, blocks = 8, sums = 0, ahead = 4 },
-    iq4_nl = { tile = 2304, blocks = 8, sums = 0, ahead = 4 },
-    iq4_xs = { tile = 2208, blocks = 8, sums = 0, ahead = 4 },
-    mxfp4 = { tile = 2176, blocks = 8, sums = 0, ahead = 4 },
+    f32 = { tile = 4096, blocks = 2, sums = 0, ahead = { 1, 1 }, wide = true },
+    f16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 2 } },
+    bf16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 1 } },
+    q4_0 = { tile = 2304, blocks = 8, sums = 0, ahead = { 4, 2 }, thrifty = true },
+    q4_1 = { tile = 2560, blocks = 8, sums = 1, ahead = { 4, 2 }, thrifty = true },
+    q5_0 = { tile = 2816, blocks = 8, sums = 0, ahead = { 4, 2 }, roomy = true },
+    q5_1 = { tile = 3072, blocks = 8, sums = 1, ahead = { 4, 2 }, roomy = true },
+    q8_0 = { tile = 4352, blocks = 8, sums = 0, ahead = { 2, 2 } },
+    q2_k = { tile = 1344, blocks = 8, sums = 2, ahead = { 4, 4 }, roomy = true },
+    q3_k = { tile = 1760, blocks = 8, sums = 0, ahead = { 4, 4 }, roomy = true },
+    q4_k = { tile = 2368, blocks = 8, sums = 1, ahead = { 4, 2 }, thrifty = true },
+    q5_k = { tile = 2880, blocks = 8, sums = 1, ahead = { 4, 2 }, roomy = true },
+    q6_k = { tile = 3360, blocks = 8, sums = 0, ahead = { 4, 2 } },
+    iq4_nl = { tile = 2304, blocks = 8, sums = 0, ahead = { 4, 2 } },
+    iq4_xs = { tile = 2208, blocks = 8, sums = 0, ahead = { 4, 2 } },
+    mxfp4 = { tile = 2176, blocks = 8, sums = 0, ahead = { 4, 2 } },
 }
--- One row tile of one token; less where registers hold more.
-local function depth_of(quant, tiles_of_tokens)
-    local ahead = types[quant].ahead
-    return tiles_of_tokens == 1 and ahead or math.min(ahead, 2)
-end
 local function place_bytes(quant, tiles, n)
     local s = types[quant]
     return tiles * s.tile + s.blocks * n * 64 + s.sums * s.blocks * (n + 4) * 4
@@ -220,8 +216,8 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local wm, wk, rt, parts, blocks, way
     if n <= 8 then
         wm, rt, parts = matrices, matrices, 1
-        wk = kind.wide and 8 // wm or k_warps(slices, 10 // wm)
-        blocks = (n == 1 and not kind.wide) and 2 or 1
+        wk = kind.wide and 8 // wm or k_warps(slices, (matrices == 2 and kind.roomy and 8 or 10) // wm)
+        blocks = (n > 1 or kind.wide) and 1 or 2
         if n == 1 and matrices == 2 and wk <= 4 and kind.thrifty then blocks = 3 end
         if n == 8 and kind.wide then wm, rt = wm * rt, 1 end   -- fewer registers
     else
@@ -260,7 +256,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
                             shared_bytes(), room))
     end
     key.wm, key.wk, key.rt, key.blocks, key.splits, key.stages = wm, wk, rt, blocks, parts, stages
-    key.depth = p.ahead > 0 and p.ahead or depth_of(key.quant, n * matrices)
+    key.depth = p.ahead > 0 and p.ahead or kind.ahead[n * matrices == 1 and 1 or 2]
     local n_groups = groups(rows)
     if parts > 1 and n_groups > 4096 then error(template .. ": more than 4,096 groups of rows have parts") end
     return { items = n_groups, grid_y = parts, chunk = wm * wk * 32, shared = shared_bytes() }, n_groups * parts * n * rows

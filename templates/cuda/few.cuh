@@ -30,6 +30,22 @@ DEV void few_mma(f32, float (&c)[2][4], const f32::pair &p, int, int b, const ha
     }
 }
 
+// x or zeros. Where a warp has one tile this is a large part of what the integer units do: a product with 1 or 0, of halves, is
+// made elsewhere.
+DEV half_operand only_if(bool on, const half_operand &x) {
+    const u32 one = on ? 0x3C003C00 : 0;
+    half_operand to;
+#pragma unroll
+    for (int i = 0; i < 4; i++) to.v[i] = JT_RT == 1 ? hmul2(x.v[i], one) : on ? x.v[i] : 0;
+    return to;
+}
+DEV bf16_operand only_if(bool on, const bf16_operand &x) {
+    bf16_operand to;
+#pragma unroll
+    for (int i = 0; i < 8; i++) to.v[i] = on ? x.v[i] : 0;
+    return to;
+}
+
 // Sums of the first step of a block, for each column of x.
 template <class Operand>
 DEV void first_sums(float (&c)[4], const Operand &x) {
@@ -103,9 +119,7 @@ DEV void few_run(const u8 *const (&tile)[JT_RT], const bool (&there)[JT_RT], con
 #pragma unroll
                 for (int b = 0; b < 2; b++) {
                     const bool on = g == 2u * p + b;
-                    typename Q::operand v;
-#pragma unroll
-                    for (u32 i = 0; i < sizeof v.v / 4; i++) v.v[i] = on ? xv.v[i] : 0;
+                    const typename Q::operand v = only_if(on, xv);
 #pragma unroll
                     for (int i = 0; i < JT_RT; i++) few_mma(Q(), c[i], raw[p % RAW][i], p, b, v);
                 }

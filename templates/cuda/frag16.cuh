@@ -105,9 +105,9 @@ DEV void bytes(u32 w, int i, u32 (&a)[2][4]) {
 DEV void iq4_entries(uint4 q, int b, u32 (&a)[2][4]) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        const u32 w = word_of(q, i), at = w & 0x77777777, half = lop3<0xea>(w >> 1, 0x44444444, 0x32103210);
-        const u32 low = prmt(0x3F2D1801, 0x766A5D4F, b ? at >> 16 : at), high = prmt(0xA6998D81, 0xF1D9C5B5, b ? at >> 16 : at);
-        bytes(prmt(low, high, b ? half >> 16 : half), i, a);
+        const u32 w = word_of(q, i), all = w & 0x77777777, pick = lop3<0xea>(w >> 1, 0x44444444, 0x32103210), at = b ? upper_half2(all) : all;
+        const u32 low = prmt(0x3F2D1801, 0x766A5D4F, at), high = prmt(0xA6998D81, 0xF1D9C5B5, at);
+        bytes(prmt(low, high, b ? upper_half2(pick) : pick), i, a);
     }
 }
 

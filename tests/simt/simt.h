@@ -117,6 +117,7 @@ DEV u32 hmul2(u32 a, u32 b) {
     return float2_to_half2(x.x * y.x, x.y * y.y);
 }
 u32 hfma2(u32 a, u32 b, u32 c);
+DEV u32 upper_half2(u32 a) { return hadd2((a >> 16) * 0x10001, 0x80008000); }
 
 // ---- functions -------------------------------------------------------------------------------
 
