@@ -100,13 +100,16 @@ DEV void bytes(u32 w, int i, u32 (&a)[2][4]) {
     a[i / 2][i % 2 * 2 + 1] = prmt(w, 0, 0x4341);
 }
 
+// A constant in a register: less 0 it is none to ptxas, which otherwise copies it there before each prmt.
+DEV u32 kept(u32 v) { return hadd2(v, 0x80008000); }
+
 // 128 + the entries of IQ4's table for the nibbles of block b of a pair: four at a time from each half of the table, then
 // of the two the one that bit 3 says.
 DEV void iq4_entries(uint4 q, int b, u32 (&a)[2][4]) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         const u32 w = word_of(q, i), all = w & 0x77777777, pick = lop3<0xea>(w >> 1, 0x44444444, 0x32103210), at = b ? upper_half2(all) : all;
-        const u32 low = prmt(0x3F2D1801, 0x766A5D4F, at), high = prmt(0xA6998D81, 0xF1D9C5B5, at);
+        const u32 low = prmt(kept(0x3F2D1801), 0x766A5D4F, at), high = prmt(kept(0xA6998D81), 0xF1D9C5B5, at);
         bytes(prmt(low, high, b ? upper_half2(pick) : pick), i, a);
     }
 }
