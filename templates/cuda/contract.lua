@@ -22,7 +22,7 @@ local tile_params = {
       doc = "from 16 tokens on: blocks that share a row along K (fixes the order of sums; 0: from the shape)" },
     { name = "m_warps", values = { 0, 1, 2, 4, 8 }, default = 0, doc = "warps along rows (0: from the shape)" },
     { name = "row_tiles", values = { 0, 1, 2 }, default = 0, doc = "tiles of 16 rows of a warp (0: from the shape)" },
-    { name = "ahead", values = { 0, 1, 2, 4 }, default = 0, doc = "to 8 tokens: pairs of blocks loaded ahead (0: from the type)" },
+    { name = "ahead", values = { 0, 1, 2, 4 }, default = 0, doc = "to 8 tokens: pairs of blocks loaded ahead (0: from the type; q2_k and q3_k: 4)" },
     { name = "places", values = { 0, 2, 3, 4 }, default = 0, doc = "from 16 tokens on: steps of K in shared memory (0: two)" },
     { name = "resident", values = { 0, 1, 2, 3, 4 }, default = 0, doc = "blocks an SM should hold, which limits registers (0: from the shape)" },
 }
