@@ -14,9 +14,8 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#if defined __x86_64__
-#include <cpuid.h>
-#endif
+
+#include "../runtime/device.h"
 
 extern char **environ;
 
@@ -24,6 +23,7 @@ extern char **environ;
 #define CC_IMAGE_VERSION "image-2"
 
 struct cc {
+    const char *triple;                         /* of the compiler; "" for this machine's */
     const char **command; unsigned n_command;   /* program and leading arguments */
     const char **flags;   unsigned n_flags;
 };
@@ -36,9 +36,14 @@ static const char *const common_flags[] = {
     "-nostdlib", "-shared", "-Wl,--no-undefined", "-Wl,--build-id=none", "-Wl,-z,noseparate-code",
     "-Wl,-z,norelro", "-Wl,--hash-style=sysv", "-x", "c"};
 
-static const struct { const char *arch, *flag; enum plan_isa isa; uint64_t features; } arches[] = {
-    {"portable", NULL, PLAN_ISA_ANY, 0},
-    {"x86-64-v3", "-march=x86-64-v3", PLAN_ISA_X86_64, 0x1f},   /* avx avx2 fma f16c bmi2 */
+/* Better ones later; "native" is the last whose features this machine has. Features are plan.h's bits. */
+enum { AVX2_AND_BEFORE = 0x1f, AVX512_VNNI_AND_BEFORE = 0x3ff };
+static const struct arch { const char *name, *flags[8]; enum plan_isa isa; uint64_t features; } arches[] = {
+    {"portable", {NULL}, PLAN_ISA_ANY, 0},
+    {"x86-64-v3", {"-march=x86-64-v3"}, PLAN_ISA_X86_64, AVX2_AND_BEFORE},
+    {"x86-64-v4", {"-march=x86-64-v3", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"},
+     PLAN_ISA_X86_64, AVX512_VNNI_AND_BEFORE},
+    {"aarch64", {"-march=armv8-a"}, PLAN_ISA_AARCH64, (uint64_t)1 << 32},
 };
 
 /* --- finding --------------------------------------------------------------------------------------- */
@@ -83,31 +88,17 @@ static const char *version_line(const struct cc *c, struct arena *a) {
     return n > 0 ? arena_printf(a, "%.*s", (int)strcspn((text[n] = 0, text), "\n"), text) : NULL;
 }
 
-static const char *native_arch(void) {
-#if defined __x86_64__
-    unsigned eax, ebx, ecx = 0, edx;
-    __builtin_cpu_init();   /* "avx2" is true only where the system saves its registers, too */
-    bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
-    if (f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
-        return "x86-64-v3";
-#endif
-    return "portable";
-}
-
 static enum plan_isa isa_of(const char *triple) {
     if (!strncmp(triple, "x86_64", 6)) return PLAN_ISA_X86_64;
     if (!strncmp(triple, "aarch64", 7)) return PLAN_ISA_AARCH64;
     return PLAN_ISA_ANY;
 }
 
-static const char *host_triple(void) {
-#if defined __x86_64__
-    return "x86_64";
-#elif defined __aarch64__
-    return "aarch64";
-#else
-    return "unknown";
-#endif
+static const struct arch *native_arch(void) {
+    const struct arch *best = &arches[0];
+    for (size_t i = 0; i < COUNT(arches); i++)
+        if (arches[i].isa == machine_isa() && !(arches[i].features & ~machine_features())) best = &arches[i];
+    return best;
 }
 
 static void set_command(struct cc *c, const char *program, const char *argument, struct arena *a) {
@@ -118,8 +109,8 @@ static void set_command(struct cc *c, const char *program, const char *argument,
 }
 
 static bool find_compiler(struct cc *c, const struct spec *s, struct arena *a, struct diag *d) {
-    const char *triple = spec_get(s, "cc.triple")->string, *family = spec_get(s, "cc.family")->string;
-    bool cross = triple && *triple, any = !strcmp(family, "any");
+    const char *triple = c->triple, *family = spec_get(s, "cc.family")->string;
+    bool cross = *triple, any = !strcmp(family, "any");
     const char *gcc = cross ? arena_printf(a, "%s-gcc", triple) : "gcc", *p;
     if (any && !cross && (p = find_program("cc", a))) set_command(c, p, NULL, a);
     else if ((any || !strcmp(family, "gcc")) && (p = find_program(gcc, a))) set_command(c, p, NULL, a);
@@ -134,28 +125,42 @@ static bool find_compiler(struct cc *c, const struct spec *s, struct arena *a, s
     return true;
 }
 
+/* Kernels for another instruction set than this machine's need a cross compiler: one that cc.triple names, or the usual
+ * one for the arch. An instruction set with a single arch needs no name of it. */
+static const struct arch *find_arch(struct cc *c, const char *name, const char *triple) {
+    bool native = !strcmp(name, "native");
+    enum plan_isa isa = *triple ? isa_of(triple) : machine_isa();
+    const struct arch *found = native && !*triple ? native_arch() : NULL;
+    for (size_t i = 0; i < COUNT(arches) && !found; i++)
+        if (native ? arches[i].isa == isa && isa == PLAN_ISA_AARCH64 : !strcmp(arches[i].name, name)) found = &arches[i];
+    c->triple = triple;
+    if (found && !*triple && found->isa != PLAN_ISA_ANY && found->isa != isa)
+        c->triple = found->isa == PLAN_ISA_AARCH64 ? "aarch64-linux-gnu" : "x86_64-linux-gnu";
+    return found;
+}
+
 static bool choose_arch(struct toolchain *t, struct cc *c, const struct spec *s, struct arena *a, struct diag *d) {
     const struct spec_value *arch = spec_get(s, "target.arch");
-    const char *triple = spec_get(s, "cc.triple")->string;
-    bool cross = triple && *triple;
-    const char *place = arena_printf(a, "%s:%u", arch->place.file, arch->place.line);
-    t->isa = isa_of(cross ? triple : host_triple());
-    if (cross && !strcmp(arch->string, "native")) {
-        diag_error(d, "cc-native", place, "arch 'native' is this machine's, but cc.triple is '%s': name the arch", triple);
-        return false;
-    }
-    t->arch = strcmp(arch->string, "native") ? arch->string : native_arch();
-    for (size_t i = 0; i < COUNT(arches); i++) {
-        if (strcmp(arches[i].arch, t->arch)) continue;
-        if (arches[i].isa != PLAN_ISA_ANY && arches[i].isa != t->isa) break;
-        t->features = arches[i].features;
-        c->flags = arena_array(a, COUNT(common_flags) + 1, sizeof *c->flags);
+    const char *triple = spec_get(s, "cc.triple")->string, *names = "";
+    const char *place = arch->place.line ? arena_printf(a, "%s:%u", arch->place.file, arch->place.line) : arch->place.file;
+    const struct arch *found = find_arch(c, arch->string, triple ? triple : "");
+    t->isa = *c->triple ? isa_of(c->triple) : machine_isa();
+    if (found && (found->isa == PLAN_ISA_ANY || found->isa == t->isa)) {
+        t->arch = found->name;
+        t->features = found->features;
+        c->flags = arena_array(a, COUNT(common_flags) + COUNT(found->flags), sizeof *c->flags);
         memcpy(c->flags, common_flags, sizeof common_flags);
         c->n_flags = COUNT(common_flags);
-        if (arches[i].flag) c->flags[c->n_flags++] = arches[i].flag;
+        for (size_t i = 0; i < COUNT(found->flags) && found->flags[i]; i++) c->flags[c->n_flags++] = found->flags[i];
         return true;
     }
-    diag_error(d, "cc-arch", place, "arch '%s' is not one that CPU kernels are made for here: portable, x86-64-v3 or native", t->arch);
+    for (size_t i = 0; i < COUNT(arches); i++)
+        if (arches[i].isa == PLAN_ISA_ANY || arches[i].isa == t->isa) names = arena_printf(a, "%s, %s", names, arches[i].name);
+    if (!strcmp(arch->string, "native"))
+        diag_error(d, "cc-native", place, "arch 'native' is this machine's, but cc.triple is '%s': name the arch (%s)", triple, names + 2);
+    else if (found)
+        diag_error(d, "cc-arch", place, "arch '%s' is not one of cc.triple '%s': those are %s", arch->string, triple, names + 2);
+    else diag_error(d, "cc-arch", place, "arch '%s' is not one that CPU kernels are made for: %s or native", arch->string, names + 2);
     return false;
 }
 

@@ -34,7 +34,7 @@ struct lowering {
     const struct op *op;
     uint32_t value[VALUE_COUNT];  /* the graph's values as they stand before the op */
     uint32_t max_tokens;
-    int rope_piece;               /* -1: not asked for yet */
+    int rope_piece[2];            /* of layers that see all, and of those with a window; -1: not asked for yet */
     uint32_t kernel_index_room;
     uint32_t *kernel_index;       /* open addressing over kernel names, 1-based */
     const char *only;             /* template of the kernels whose sources are wanted; NULL: all */
@@ -268,20 +268,23 @@ static int api_weight(lua_State *L) {
 static int api_rope_table(lua_State *L) {
     struct lowering *lo = lowering_of(L);
     const struct model *m = lo->p->model;
-    if (lo->rope_piece < 0) {
+    if (lo->op->layer == UINT32_MAX) luaL_error(L, "rope_table: the op is in no layer");
+    bool local = m->layers[lo->op->layer].window;
+    int *index = &lo->rope_piece[local];
+    if (*index < 0) {
         uint64_t cols = m->rope_dim;
         float *table = NULL;   /* rope_freqs may be missing from a header, and nothing is made of it */
         if (!m->gguf->header_only) {
             table = arena_array(lo->a, (size_t)lo->p->ctx_max * cols, sizeof *table);
-            reference_rope_table(m, lo->p->ctx_max, table);
+            reference_rope_table(m, local, lo->p->ctx_max, table);
         }
-        lo->rope_piece = (int)lo->p->n_pieces;
+        *index = (int)lo->p->n_pieces;
         struct piece *piece = APPEND(lo, pieces);
-        *piece = (struct piece){.name = "rope_table", .layout = "plain", .quant = &quant_formats[QUANT_F32],
+        *piece = (struct piece){.name = local ? "rope_table_local" : "rope_table", .layout = "plain", .quant = &quant_formats[QUANT_F32],
                                 .rows = lo->p->ctx_max, .cols = cols, .bytes = lo->p->ctx_max * cols * sizeof *table,
                                 .constant = table};
     }
-    push_piece(L, (uint32_t)lo->rope_piece);
+    push_piece(L, (uint32_t)*index);
     return 1;
 }
 
@@ -507,6 +510,7 @@ static void push_weights(lua_State *L, const struct model *m, const struct op *o
 static void push_dims(lua_State *L, const struct lowering *lo, const struct op *op) {
     const struct model *m = lo->p->model;
     lua_newtable(L);
+    set_integer(L, "n_layer", m->n_layer);
     set_integer(L, "n_embd", m->n_embd);
     set_integer(L, "n_head", m->n_head);
     set_integer(L, "n_head_kv", m->n_head_kv);
@@ -516,6 +520,12 @@ static void push_dims(lua_State *L, const struct lowering *lo, const struct op *
     set_integer(L, "rope_neox", m->rope_neox);
     set_integer(L, "ctx", lo->p->ctx_max);
     if (op->layer != UINT32_MAX) set_integer(L, "n_ff", m->layers[op->layer].n_ff);
+    if (op->layer != UINT32_MAX && m->layers[op->layer].window) set_integer(L, "window", m->layers[op->layer].window);
+    if (m->arch->act != MODEL_SILU) set_string(L, "act", model_act_names[m->arch->act]);
+    if (m->embd_scale != 1) {
+        lua_pushnumber(L, (double)m->embd_scale);
+        lua_setfield(L, -2, "embd_scale");
+    }
     lua_pushnumber(L, m->rms_eps);
     lua_setfield(L, -2, "rms_eps");
 }
@@ -705,7 +715,7 @@ bool contract_lower_one(struct program *p, const struct model *m, const struct s
     p->ctx_max = (uint32_t)(m->ctx_train && m->ctx_train < ctx ? m->ctx_train : ctx);
     if (p->ctx_max < ctx && !strcmp(spec_get(s, "memory.ctx_max")->place.file, "--set"))
         diag_warning(d, "context", NULL, "memory.ctx_max is %u, what the model was trained for, not %u", p->ctx_max, (unsigned)ctx);
-    struct lowering lo = {.p = p, .a = a, .d = d, .kv = spec_get(s, "memory.kv")->string, .rope_piece = -1,
+    struct lowering lo = {.p = p, .a = a, .d = d, .kv = spec_get(s, "memory.kv")->string, .rope_piece = {-1, -1},
                           .only = template_name, .max_tokens = largest_bucket(g)};
     p->cache_bytes = 2 * (uint64_t)m->n_layer * cache_piece_bytes(p, lo.kv);
     bool ok = contract_run(&lo);

@@ -23,17 +23,20 @@
  *
  *   target.sms, target.smem_kib         -- facts of the spec; 0: not stated
  *   op.kind, op.layer, op.n             -- n: most tokens of the phase; the step says how many there are
- *   op.dims.n_embd n_head n_head_kv head_dim n_ff n_vocab rope_dim rope_neox(0/1) rms_eps ctx
+ *   op.dims.n_layer n_embd n_head n_head_kv head_dim n_ff n_vocab rope_dim rope_neox(0/1) rms_eps ctx
+ *   op.dims.act                         -- nil: silu; "gelu" (model.h)
+ *   op.dims.embd_scale                  -- nil: embeddings are taken as they are
+ *   op.dims.window                      -- nil: a token of this layer sees all positions up to its own; else the last so many of them
  *   op.kv                               -- "f32" | "f16": type of the cache
  *   op.w.<role>                         -- { name, quant, m, k, bytes } or nil; roles as in GGUF without ".weight", biases as attn_q_bias
  *   op.x op.q op.o op.h op.logits op.candidates
  *                                       -- values: { name, rows, cols, dtype, feeds }; x and logits are "f32", candidates
  *                                          [64][2] "i32", which are keys (plan.h, PLAN_KEY_BAD); the producer of
  *                                          q, o, h calls define(op.h, "a16"); feeds = quant of the matrix that reads it, if any
- *   scratch(name, dtype, rows, cols)    -- a value that lives within this op
+ *   scratch(name, dtype, rows, cols)    -- a value that lives from its first launch to its last, which may be of another op
  *   weight(w, layout)                   -- the tensor in a layout of layout.c: "plain" (fp32 vector), "rows16" or "frag16"
  *   cache("k") cache("v")               -- this layer's cache: [ctx][n_head_kv * head_dim] of op.kv
- *   rope_table()                        -- plain fp32 [ctx][rope_dim / 2][2]: cos, sin
+ *   rope_table()                        -- plain fp32 [ctx][rope_dim / 2][2]: cos, sin, as this layer rotates
  *   choose(template, key)               -- { tokens = 4, ... }: the parameters that a launch with this key gets; fields that
  *                                          follow from them may be missing, and no spec entry may match on those
  *   ceil_div(a, b)

@@ -97,9 +97,9 @@ static void print_tensor(FILE *out, const struct gguf_tensor *t) {
 
 static const struct { enum op_kind kind; unsigned first, last; } op_roles[] = {
     {OP_QKV, ROLE_ATTN_NORM, ROLE_ATTN_K_NORM},
-    {OP_ATTN_OUT, ROLE_ATTN_OUTPUT, ROLE_ATTN_OUTPUT},
+    {OP_ATTN_OUT, ROLE_ATTN_OUTPUT, ROLE_ATTN_POST_NORM},
     {OP_FFN_UP, ROLE_FFN_NORM, ROLE_FFN_UP},
-    {OP_FFN_DOWN, ROLE_FFN_DOWN, ROLE_FFN_DOWN},
+    {OP_FFN_DOWN, ROLE_FFN_DOWN, ROLE_FFN_POST_NORM},
 };
 
 static void print_weights(FILE *out, const struct model *m, const struct op *op) {

@@ -7,12 +7,12 @@
 
 /* X(enum, name): what each computes is told at reference.c's function of the same name. */
 #define GRAPH_OPS(X) \
-    X(EMBED, "embed")         /* x = rows of token_embd */ \
+    X(EMBED, "embed")         /* x = rows of token_embd (times a scale) */ \
     X(QKV, "qkv")             /* q, k, v = W norm(x) (+ bias, QK-norm), rope; k, v into the cache; q */ \
-    X(ATTENTION, "attention") /* o = softmax(q k / sqrt(head_dim)) v over the cache, causal */ \
-    X(ATTN_OUT, "attn_out")   /* x += Wo o */ \
-    X(FFN_UP, "ffn_up")       /* h = silu(Wgate norm(x)) * (Wup norm(x)) */ \
-    X(FFN_DOWN, "ffn_down")   /* x += Wdown h */ \
+    X(ATTENTION, "attention") /* o = softmax(q k / sqrt(head_dim)) v over the cache, causal (in a window) */ \
+    X(ATTN_OUT, "attn_out")   /* x += Wo o (normed) */ \
+    X(FFN_UP, "ffn_up")       /* h = act(Wgate norm(x)) * (Wup norm(x)) */ \
+    X(FFN_DOWN, "ffn_down")   /* x += Wdown h (normed) */ \
     X(HEAD, "head")           /* logits = Wout norm(x[row]) */ \
     X(CHOOSE, "choose")       /* the step goes on with the largest logit; optional: the target may leave it to the host */ \
     X(CANDIDATES, "candidates") /* candidates = the largest logits; optional, and so is the phase that consists of it */

@@ -27,7 +27,8 @@ const char *const model_layer_role_names[ROLE_LAYER_COUNT] = { MODEL_LAYER_ROLES
 const char *const model_role_names[ROLE_COUNT] = { MODEL_ROLES(X) };
 #undef X
 
-static const struct model_arch *const archs[] = { &arch_llama, &arch_qwen3 };
+static const struct model_arch *const archs[] = { &arch_llama, &arch_qwen2, &arch_qwen3, &arch_gemma3 };
+const char *const model_act_names[] = { "silu", "gelu" };
 
 struct loader {
     struct model *m;
@@ -136,19 +137,29 @@ static bool string_is(struct gguf_string s, const char *text) {
 
 /* ---- what kind of model ---- */
 
+const struct model_arch *model_arch_find(const char *name, size_t bytes) {
+    for (size_t i = 0; i < COUNT(archs); i++)
+        if (string_is((struct gguf_string){ name, bytes }, archs[i]->name)) return archs[i];
+    return NULL;
+}
+
+static const char *arch_list(struct arena *a) {
+    const char *list = archs[0]->name;
+    for (size_t i = 1; i < COUNT(archs); i++)
+        list = arena_printf(a, "%s%s%s", list, i + 1 < COUNT(archs) ? ", " : " and ", archs[i]->name);
+    return list;
+}
+
 static bool find_arch(struct loader *l) {
     const char *key = "general.architecture";
     bool found;
     unsigned before = l->d->errors;
     struct gguf_string s = gguf_string(l->g, key, &found, l->d);
-    for (size_t i = 0; i < COUNT(archs); i++)
-        if (string_is(s, archs[i]->name)) l->m->arch = archs[i];
+    l->m->arch = model_arch_find(s.p, s.bytes);
     if (l->m->arch || l->d->errors != before) return l->m->arch;
     if (!found) fail_key(l, key, "is missing");
     else
-        fail_key(l, key, "is '%s', which is not supported; %s and %s are", diag_quote(s.p, s.bytes),
-                 archs[0]->name, archs[1]->name);
-    _Static_assert(COUNT(archs) == 2, "the sentence above names them all");
+        fail_key(l, key, "is '%s', which is not supported; %s are", diag_quote(s.p, s.bytes), arch_list(l->a));
     return false;
 }
 
@@ -187,6 +198,8 @@ static const char *const heeded[] = {
     "rope.scaling.finetuned", "rope.scaling.low_freq_factor", "rope.scaling.high_freq_factor", "expert_count",
     "expert_used_count", "tensor_data_layout", "leading_dense_block_count",
 };
+/* Heeded where the family has windows. */
+static const char *const windowed[] = { "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa" };
 
 static double kv_number(const struct gguf_kv *kv) {
     if (kv->type == GGUF_STRING || kv->type == GGUF_ARRAY) return NAN;
@@ -201,13 +214,14 @@ static void check_keys(struct loader *l) {
         if (strncmp(kv->key, l->m->arch->name, prefix) || kv->key[prefix] != '.') continue;
         const char *name = kv->key + prefix + 1;
         bool known = false;
-        for (size_t k = 0; k < COUNT(heeded); k++) known |= !strcmp(name, heeded[k]);
-        for (size_t k = 0; k < COUNT(heedless); k++) {
+        for (size_t k = 0; k < COUNT(windowed) && l->m->arch->window_period; k++) known |= !strcmp(name, windowed[k]);
+        for (size_t k = 0; k < COUNT(heedless) && !known; k++) {
             if (strcmp(name, heedless[k].key)) continue;
             known = true;
             double v = kv_number(kv);
             if (!(v == heedless[k].harmless)) fail_key(l, kv->key, "is %g, which is not supported", v);
         }
+        for (size_t k = 0; k < COUNT(heeded); k++) known |= !strcmp(name, heeded[k]);
         if (!known)
             diag_warning(l->d, "model-key", gguf_place(l->g, kv->offset), "key '%s' is not known and has no effect", kv->key);
     }
@@ -312,6 +326,20 @@ static void read_rope(struct loader *l) {
     if (m->rope_dim % 2) fail_key(l, key, "is %u; an even number is needed", (unsigned)m->rope_dim);
 }
 
+/* The base of layers with a window is a constant of the family, which only newer files state. */
+static void read_windows(struct loader *l) {
+    struct model *m = l->m;
+    if (!m->arch->window_period) return;
+    m->window = read_dim(l, "attention.sliding_window", 0, 1, PLAN_CTX_MAX);
+    m->window_period = read_dim(l, "attention.sliding_window_pattern", m->arch->window_period, 1, LAYERS_MAX);
+    m->rope_base_local = read_positive(l, "rope.freq_base_swa", 10000);
+}
+
+void model_set_windows(struct model *m) {
+    for (uint32_t i = 0; i < m->n_layer && m->window_period; i++)
+        m->layers[i].window = (i + 1) % m->window_period ? m->window : 0;
+}
+
 static bool read_dims(struct loader *l) {
     struct model *m = l->m;
     unsigned before = l->d->errors;
@@ -323,6 +351,8 @@ static bool read_dims(struct loader *l) {
     read_heads(l);
     read_rope(l);
     if (l->d->errors != before_heads) note_heads(l);
+    read_windows(l);
+    m->embd_scale = m->arch->scales_embd ? sqrtf((float)m->n_embd) : 1;
     return l->d->errors == before;
 }
 
@@ -367,9 +397,13 @@ static bool is_bias(int r) {
     return r == ROLE_ATTN_Q_BIAS || r == ROLE_ATTN_K_BIAS || r == ROLE_ATTN_V_BIAS;
 }
 static bool is_qk_norm(int r) { return r == ROLE_ATTN_Q_NORM || r == ROLE_ATTN_K_NORM; }
+static bool is_post_norm(int r) { return r == ROLE_ATTN_POST_NORM || r == ROLE_FFN_POST_NORM; }
 
 static bool arch_has(const struct model_arch *arch, int layer_role) {
-    return is_bias(layer_role) ? arch->qkv_bias : is_qk_norm(layer_role) ? arch->qk_norm : true;
+    return is_bias(layer_role)        ? arch->qkv_bias
+           : is_qk_norm(layer_role)   ? arch->qk_norm
+           : is_post_norm(layer_role) ? arch->post_norm
+                                      : true;
 }
 
 /* Where the model keeps the tensor of this name; NULL: the family has none such. */
@@ -466,6 +500,7 @@ static const struct shape layer_shapes[ROLE_LAYER_COUNT] = {
     [ROLE_ATTN_Q_BIAS] = { DIM_Q, DIM_ONE },     [ROLE_ATTN_K_BIAS] = { DIM_KV, DIM_ONE },
     [ROLE_ATTN_V_BIAS] = { DIM_KV, DIM_ONE },    [ROLE_ATTN_Q_NORM] = { DIM_HEAD, DIM_ONE },
     [ROLE_ATTN_K_NORM] = { DIM_HEAD, DIM_ONE },  [ROLE_ATTN_OUTPUT] = { DIM_Q, DIM_EMBD },
+    [ROLE_ATTN_POST_NORM] = { DIM_EMBD, DIM_ONE }, [ROLE_FFN_POST_NORM] = { DIM_EMBD, DIM_ONE },
     [ROLE_FFN_NORM] = { DIM_EMBD, DIM_ONE },     [ROLE_FFN_GATE] = { DIM_EMBD, DIM_FF },
     [ROLE_FFN_UP] = { DIM_EMBD, DIM_FF },        [ROLE_FFN_DOWN] = { DIM_FF, DIM_EMBD },
 };
@@ -582,6 +617,7 @@ static void check_rope_freqs(struct loader *l) {
 static void bind_tensors(struct loader *l) {
     struct model *m = l->m;
     m->layers = arena_array(l->a, m->n_layer, sizeof *m->layers);
+    model_set_windows(m);
     assign_roles(l);
     check_missing(l);
     unsigned before = l->d->errors;

@@ -325,6 +325,6 @@ bool nvrtc_find(struct toolchain *t, const struct spec *s, const char *given, st
     *t = (struct toolchain){.program = n->path, .version = arena_printf(a, "NVRTC %s (cubin ABI %u)", version, n->cubin_abi),
                             .target = arena_printf(a, "cuda %s", arch), .arch = arch, .device = PLAN_DEVICE_CUDA,
                             .isa = PLAN_ISA_SM, .features = plain ? PLAN_CUDA_LAUNCHES : 0, .sm_arch = sm_arch, .driver_min = (uint32_t)(cuda ? cuda : n->version),
-                            .code_align = PLAN_SECTION_ALIGN, .n_facts = IMAGE_FACTS, .own = n, .hash = nvrtc_hash, .compile = nvrtc_compile};
+                            .code_align = PLAN_SECTION_ALIGN, .n_facts = IMAGE_FACTS, .one_at_a_time = true, .own = n, .hash = nvrtc_hash, .compile = nvrtc_compile};
     return true;
 }

@@ -1,6 +1,7 @@
 /* A plan's origin: written from a program, read back as model and spec; see origin.h. */
 #include "origin.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,8 @@ void origin_write(const struct program *p, struct buffer *out) {
     if (!f) base_fail("out of memory");
     spec_write(p->spec, f);
     if (fclose(f)) base_fail("out of memory");
-    struct plan_origin o = {m->n_head, m->n_head_kv, m->head_dim, m->rope_dim, m->rope_neox, (uint32_t)bytes, m->rms_eps};
+    struct plan_origin o = {m->n_head, m->n_head_kv, m->head_dim, m->rope_dim, m->rope_neox, (uint32_t)bytes,
+                            m->window, m->window_period, m->rms_eps};
     buffer_append(out, &o, sizeof o);
     buffer_append(out, text, bytes);
     free(text);
@@ -66,15 +68,19 @@ static bool is_whole(const struct model *m) {
 
 static bool read_model(struct origin *o, const struct plan_view *v, const struct plan_origin *from, struct arena *a) {
     const struct plan_info *n = v->info;
-    struct model_arch *arch = arena_alloc(a, sizeof *arch);
+    const char *name = v->strings + n->arch_name;
+    const struct model_arch *arch = model_arch_find(name, strlen(name));
     struct model *m = &o->model;
-    arch->name = v->strings + n->arch_name;
+    if (!arch) return false;
     o->gguf = (struct gguf){.path = v->strings + n->file_name, .header_only = true};
     o->gguf.tensors = arena_array(a, v->n_pieces + 1u, sizeof *o->gguf.tensors);
     *m = (struct model){.gguf = &o->gguf, .arch = arch, .name = v->strings + n->model_name, .n_layer = n->n_layer, .n_embd = n->n_embd,
                         .n_head = from->n_head, .n_head_kv = from->n_head_kv, .head_dim = from->head_dim, .n_vocab = n->n_vocab,
-                        .ctx_train = n->ctx_train, .rope_dim = from->rope_dim, .rope_neox = from->rope_neox, .rms_eps = from->rms_eps};
+                        .ctx_train = n->ctx_train, .rope_dim = from->rope_dim, .rope_neox = from->rope_neox, .rms_eps = from->rms_eps,
+                        .window = from->window, .window_period = from->window_period,
+                        .embd_scale = arch->scales_embd ? sqrtf((float)n->n_embd) : 1};
     m->layers = arena_array(a, n->n_layer + 1u, sizeof *m->layers);
+    model_set_windows(m);
     for (uint32_t i = 0; i < v->n_pieces; i++) {
         struct gguf_tensor *t = &o->gguf.tensors[o->gguf.n_tensors];
         if (!take_tensor(t, v, &v->pieces[i])) continue;

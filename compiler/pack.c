@@ -41,6 +41,12 @@ bool pack_append(int fd, const struct plan_view *v, const struct buffer *tail) {
            write_all(fd, &slot, sizeof slot, offsetof(struct plan_header, slot) + other * sizeof slot) && !fsync(fd);
 }
 
+bool pack_revert(int fd, const struct plan_view *v) {
+    const struct plan_slot none = {0};
+    unsigned other = v->slot == &v->header->slot[0];
+    return write_all(fd, &none, sizeof none, offsetof(struct plan_header, slot) + other * sizeof none) && !fsync(fd);
+}
+
 static bool write_packed(struct output *o, const struct plan_view *v, struct diag *d) {
     enum { PART = 64 << 20 };
     union { struct plan_header h; uint8_t page[PLAN_HEADER_BYTES]; } head = {.page = {0}};

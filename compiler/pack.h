@@ -12,6 +12,9 @@ int pack_plan(const char *path, struct arena *a, struct diag *d);
 /* Append a tail to the plan that v is the view of, and put it to use: written, synced, and then the slot that is not in use.
  * Stopped at any moment, the plan is as it was. fd is open for writing. False with errno set. */
 bool pack_append(int fd, const struct plan_view *v, const struct buffer *tail);
+/* Put the tail of v to use again, instead of one appended behind it; that stays in the file until it is packed, as somebody may
+ * have it open. False with errno set. */
+bool pack_revert(int fd, const struct plan_view *v);
 /* Open a plan for changing: for writing, and no other jllmc does so. -1: diagnostics. */
 int pack_lock(const char *path, struct diag *d);
 

@@ -65,8 +65,11 @@ void reference_attend(const double *q, const double *k, const double *v, uint64_
         out[i] /= total;
 }
 
-double reference_act_mul(double gate, double up) {
-    return gate / (1 + exp(-gate)) * up;
+double reference_act_mul(enum model_act act, double gate, double up) {
+    if (act == MODEL_SILU)
+        return gate / (1 + exp(-gate)) * up;
+    const double root_2_over_pi = 0.79788456080286535588;
+    return gate / 2 * (1 + tanh(root_2_over_pi * (gate + 0.044715 * gate * gate * gate))) * up;
 }
 
 /* ---- matrices ---- */
@@ -158,7 +161,8 @@ struct state {
     const struct model *m;
     const int32_t *ids;
     size_t n;
-    double *cos_sin;          /* [n][rope_dim / 2][2] */
+    double *cos_sin[2];       /* [n][rope_dim / 2][2], of layers that see all and of those with a window */
+    const struct model_layer *layer;   /* the one at hand */
     double *x, *normed;       /* [n][n_embd] */
     double *q, *o;            /* [n][n_head * head_dim] */
     double *k, *v;            /* [n][n_head_kv * head_dim] */
@@ -187,22 +191,28 @@ static void heads_rotate(struct state *s, double *x, uint32_t n_head) {
     const struct model *m = s->m;
     for (size_t t = 0; t < s->n; t++)
         for (uint32_t h = 0; h < n_head; h++)
-            reference_rotate(x + (t * n_head + h) * m->head_dim, s->cos_sin + t * m->rope_dim, m->rope_dim,
-                             m->rope_neox);
+            reference_rotate(x + (t * n_head + h) * m->head_dim, s->cos_sin[s->layer->window > 0] + t * m->rope_dim,
+                             m->rope_dim, m->rope_neox);
 }
 
-static void residual_add(struct state *s, const double *y) {
+/* x += y, or norm(y) where the family has a norm there; y is s->normed. */
+static void residual_add(struct state *s, const struct gguf_tensor *post_norm) {
+    double *y = s->normed;
+    if (post_norm)
+        rows_norm(s, y, s->n, post_norm, y);
     for (size_t i = 0; i < s->n * s->m->n_embd; i++)
         s->x[i] += y[i];
 }
 
-/* x = rows of token_embd */
+/* x = rows of token_embd, scaled */
 static void reference_embed(struct state *s) {
     const struct gguf_tensor *w = s->m->role[ROLE_TOKEN_EMBD];
     for (size_t t = 0; t < s->n; t++) {
         assert(s->ids[t] >= 0 && (uint64_t)s->ids[t] < tensor_rows(w));
         reference_decode_row(w, (uint64_t)s->ids[t], s->x + t * s->m->n_embd);
     }
+    for (size_t i = 0; i < s->n * s->m->n_embd; i++)
+        s->x[i] *= (double)s->m->embd_scale;
 }
 
 /* q, k, v = W norm(x) + bias; q and k normed by head where the family does, then rotated */
@@ -231,38 +241,38 @@ static void attention_token(void *user, size_t t) {
     double *scores = malloc((t + 1) * sizeof *scores);
     if (!scores)
         base_fail("out of memory: cannot get %zu more bytes", (t + 1) * sizeof *scores);
+    uint64_t first = reference_first_seen(t, s->layer->window), stride = (uint64_t)m->n_head_kv * dim;
     for (uint32_t h = 0; h < m->n_head; h++) {
-        size_t at = (t * m->n_head + h) * dim, from = (size_t)(h / group) * dim;
-        reference_attend(s->q + at, s->k + from, s->v + from, t + 1, (uint64_t)m->n_head_kv * dim, dim, scores,
-                         s->o + at);
+        size_t at = (t * m->n_head + h) * dim, from = first * stride + (size_t)(h / group) * dim;
+        reference_attend(s->q + at, s->k + from, s->v + from, t + 1 - first, stride, dim, scores, s->o + at);
     }
     free(scores);
 }
 
-/* o = softmax(q k / sqrt(head_dim)) v, causal; head h reads KV head h / (n_head / n_head_kv) */
+/* o = softmax(q k / sqrt(head_dim)) v, causal, over the layer's window; head h reads KV head h / (n_head / n_head_kv) */
 static void reference_attention(struct state *s) {
     base_parallel(s->n, attention_token, s);
 }
 
-/* x += Wo o */
+/* x += Wo o, normed where the family does */
 static void reference_attn_out(struct state *s, const struct model_layer *l) {
     multiply(s->o, s->n, l->role[ROLE_ATTN_OUTPUT], s->normed);
-    residual_add(s, s->normed);
+    residual_add(s, l->role[ROLE_ATTN_POST_NORM]);
 }
 
-/* h = silu(Wgate norm(x)) * (Wup norm(x)), left in gate */
+/* h = act(Wgate norm(x)) * (Wup norm(x)), left in gate */
 static void reference_ffn_up(struct state *s, const struct model_layer *l) {
     rows_norm(s, s->x, s->n, l->role[ROLE_FFN_NORM], s->normed);
     multiply(s->normed, s->n, l->role[ROLE_FFN_GATE], s->gate);
     multiply(s->normed, s->n, l->role[ROLE_FFN_UP], s->up);
     for (size_t i = 0; i < s->n * l->n_ff; i++)
-        s->gate[i] = reference_act_mul(s->gate[i], s->up[i]);
+        s->gate[i] = reference_act_mul(s->m->arch->act, s->gate[i], s->up[i]);
 }
 
-/* x += Wdown h */
+/* x += Wdown h, normed where the family does */
 static void reference_ffn_down(struct state *s, const struct model_layer *l) {
     multiply(s->gate, s->n, l->role[ROLE_FFN_DOWN], s->normed);
-    residual_add(s, s->normed);
+    residual_add(s, l->role[ROLE_FFN_POST_NORM]);
 }
 
 /* logits = Wout norm(x), of tokens [first, n) */
@@ -278,23 +288,25 @@ static void reference_head(struct state *s, size_t first, float *out) {
 
 /* ---- the model ---- */
 
-/* Radians of pair i per position: rope_scale * rope_base^(-2i / rope_dim), divided by the pair's factor if there is one. */
-static double *rope_frequencies(const struct model *m, struct arena *a) {
+/* Radians of pair i per position: rope_scale * rope_base^(-2i / rope_dim), divided by the pair's factor if there is one.
+ * Layers with a window have another base, no scale and no factors. */
+static double *rope_frequencies(const struct model *m, bool local, struct arena *a) {
+    double base = local ? m->rope_base_local : m->rope_base, scale = local ? 1 : m->rope_scale;
     uint32_t n = m->rope_dim / 2;
     double *f = arena_array(a, n, sizeof *f), *factors = NULL;
-    if (m->role[ROLE_ROPE_FREQS]) {
+    if (m->role[ROLE_ROPE_FREQS] && !local) {
         assert(tensor_cols(m->role[ROLE_ROPE_FREQS]) == n);
         factors = arena_array(a, n, sizeof *factors);
         reference_decode_row(m->role[ROLE_ROPE_FREQS], 0, factors);
     }
     for (uint32_t i = 0; i < n; i++)
-        f[i] = pow(m->rope_base, -2.0 * i / m->rope_dim) / (factors ? factors[i] : 1) * m->rope_scale;
+        f[i] = pow(base, -2.0 * i / m->rope_dim) / (factors ? factors[i] : 1) * scale;
     return f;
 }
 
-void reference_rope_table(const struct model *m, uint32_t ctx, float *out) {
+void reference_rope_table(const struct model *m, bool local, uint32_t ctx, float *out) {
     struct arena a = { 0 };
-    const double *f = rope_frequencies(m, &a);
+    const double *f = rope_frequencies(m, local, &a);
     for (uint32_t p = 0; p < ctx; p++)
         for (uint32_t i = 0; i < m->rope_dim / 2; i++) {
             *out++ = (float)cos(p * f[i]);
@@ -303,12 +315,13 @@ void reference_rope_table(const struct model *m, uint32_t ctx, float *out) {
     arena_free(&a);
 }
 
-static void state_rotations(struct state *s, struct arena *a) {
-    const double *f = rope_frequencies(s->m, a);
+static void state_rotations(struct state *s, bool local, struct arena *a) {
+    const double *f = rope_frequencies(s->m, local, a);
+    double *out = s->cos_sin[local] = arena_array(a, s->n * s->m->rope_dim, sizeof *out);
     for (size_t p = 0; p < s->n; p++)
         for (uint32_t i = 0; i < s->m->rope_dim / 2; i++) {
-            s->cos_sin[p * s->m->rope_dim + 2 * i] = cos((double)p * f[i]);
-            s->cos_sin[p * s->m->rope_dim + 2 * i + 1] = sin((double)p * f[i]);
+            *out++ = cos((double)p * f[i]);
+            *out++ = sin((double)p * f[i]);
         }
 }
 
@@ -321,7 +334,6 @@ static void state_open(struct state *s, const struct model *m, const int32_t *id
     for (uint32_t i = 0; i < m->n_layer; i++)
         ff = ff > m->layers[i].n_ff ? ff : m->layers[i].n_ff;
     *s = (struct state){ .m = m, .ids = ids, .n = n };
-    s->cos_sin = state_rows(s, m->rope_dim, a);
     s->x = state_rows(s, m->n_embd, a);
     s->normed = state_rows(s, m->n_embd, a);
     s->q = state_rows(s, q, a);
@@ -331,7 +343,8 @@ static void state_open(struct state *s, const struct model *m, const int32_t *id
     s->gate = state_rows(s, ff, a);
     s->up = state_rows(s, ff, a);
     s->weights = arena_array(a, (q > m->n_embd ? q : m->n_embd) + kv, sizeof(double));
-    state_rotations(s, a);
+    state_rotations(s, false, a);
+    if (m->window_period) state_rotations(s, true, a);
 }
 
 void reference_logits(const struct model *m, const int32_t *ids, size_t n, bool all, float *out) {
@@ -341,6 +354,7 @@ void reference_logits(const struct model *m, const int32_t *ids, size_t n, bool 
     state_open(&s, m, ids, n, &a);
     reference_embed(&s);
     for (uint32_t i = 0; i < m->n_layer; i++) {
+        s.layer = &m->layers[i];
         reference_qkv(&s, &m->layers[i]);
         reference_attention(&s);
         reference_attn_out(&s, &m->layers[i]);

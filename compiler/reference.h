@@ -8,8 +8,9 @@
 
 /* Logits of the model on ids[n]: out[n][n_vocab] when all, else out[n_vocab] of the last position. */
 void reference_logits(const struct model *m, const int32_t *ids, size_t n, bool all, float *out);
-/* cos and sin of every position and pair, out[ctx][rope_dim / 2][2]: what a plan's rope table holds. */
-void reference_rope_table(const struct model *m, uint32_t ctx, float *out);
+/* cos and sin of every position and pair, out[ctx][rope_dim / 2][2]: what a plan's rope table holds. local: of layers with
+ * a window. */
+void reference_rope_table(const struct model *m, bool local, uint32_t ctx, float *out);
 
 /* What ops are made of, for one row or one head; selftest.c tells from the same pieces what a kernel should give. */
 /* Elements [0, tensor_cols) of a row; of a vector (norm, bias), row 0. */
@@ -23,8 +24,12 @@ void reference_rotate(double *head, const double *cos_sin, uint32_t rope_dim, bo
  * scores has room for n_pos. */
 void reference_attend(const double *q, const double *k, const double *v, uint64_t n_pos, uint64_t stride,
                       uint32_t head_dim, double *scores, double *out);
-/* silu(gate) * up */
-double reference_act_mul(double gate, double up);
+/* act(gate) * up */
+double reference_act_mul(enum model_act act, double gate, double up);
+/* The first position that a token at `pos` sees. */
+static inline uint64_t reference_first_seen(uint64_t pos, uint64_t window) {
+    return window && pos + 1 > window ? pos + 1 - window : 0;
+}
 
 /* Self-tests of a program (selftest.c): for every distinct kernel, seeded inputs and sampled outputs; and the model on 16 tokens. */
 struct selftest_logit { uint32_t id; float logit; };

@@ -20,7 +20,7 @@
 #include "pack.h"
 #include "sheet.h"
 
-enum { ROUNDS = 5, PROFILE_VERSION = 1 };
+enum { ROUNDS = 5, ROUNDS_COMPARE = 21, PROFILE_VERSION = 1 };
 
 struct retune {
     const struct retune_options *o;
@@ -34,7 +34,8 @@ struct retune {
     struct spec spec;             /* with what was found */
     struct program program;
     struct buffer origin_section;
-    double *before_us, *predicted_us, *after_us;   /* [n_phases] */
+    double *before_us, *predicted_us, *after_us;   /* [n_phases]; after_us: 0 where nothing changed */
+    double *gain_us;              /* [n_kernels]: what the search says a launch gains */
 };
 
 static bool refuse(const struct retune *r, const char *code, const char *text) {
@@ -212,42 +213,72 @@ static int compare_doubles(const void *a, const void *b) {
     return (*x > *y) - (*x < *y);
 }
 
-/* Round after round over all phases, so that drift hits all; what disturbs one makes it longer, so the lower quartile counts. */
-static bool time_phases(const struct retune *r, double *us) {
-    struct jllm_error e = {0};
+struct timed { struct jllm_plan *plan; struct jllm_session *session; double *us; };
+
+static void time_close(struct timed *t) {
+    jllm_session_free(t->session);
+    jllm_close(t->plan);
+    t->session = NULL, t->plan = NULL;
+}
+
+static bool time_failed(const struct retune *r, const struct jllm_error *e) {
+    diag_error(r->d, "retune-device", NULL, "%s", e->text);
+    return false;
+}
+
+/* us[n_phases] is where times go. */
+static bool time_open(const struct retune *r, struct timed *t, double *us) {
+    struct jllm_error e;
     struct jllm_options o = {.n_threads = base_cores()};
-    struct jllm_plan *plan = jllm_open(r->o->plan, &o, &e);
-    struct jllm_session *s = plan ? jllm_session_new(plan, &e) : NULL;
-    uint32_t *list = arena_array(r->a, r->view.n_launches, sizeof *list);
-    double (*times)[ROUNDS] = arena_array(r->a, r->view.n_phases, sizeof *times);
-    bool ok = s != NULL;
-    for (unsigned round = 0; round < ROUNDS; round++)
-        for (uint32_t i = 0; i < r->view.n_phases && ok; i++) {
-            const struct plan_phase *p = &r->view.phases[i];
-            for (uint32_t j = 0; j < p->n_launches; j++) list[j] = p->first_launch + j;
-            if (p->n_tokens > r->view.info->ctx_max) continue;   /* no pass of it is ever full */
-            ok = jllm_time(s, list, p->n_launches, true, 1, &times[i][round], &e);
+    *t = (struct timed){.plan = jllm_open(r->o->plan, &o, &e), .us = us};
+    t->session = t->plan ? jllm_session_new(t->plan, &e) : NULL;
+    return t->session || time_failed(r, &e);
+}
+
+static bool time_phase(const struct timed *t, const struct plan_phase *p, double *us, struct arena *a, struct jllm_error *e) {
+    uint32_t *list = arena_array(a, p->n_launches, sizeof *list);
+    for (uint32_t j = 0; j < p->n_launches; j++) list[j] = p->first_launch + j;
+    return jllm_time(t->session, list, p->n_launches, true, 1, us, e);
+}
+
+/* Phases that `only` is not false for, round after round and plan by plan, so that drift hits all alike; what disturbs a run makes it
+ * longer, so the lower quartile counts. At most two plans. */
+static bool time_plans(const struct retune *r, struct timed *const *plans, unsigned n, const bool *only, unsigned rounds) {
+    struct arena a = {0};
+    struct jllm_error e;
+    double *times = arena_array(&a, (size_t)n * r->view.n_phases * rounds, sizeof *times);
+    bool ok = true;
+    for (unsigned round = 0; round < rounds; round++)
+        for (uint32_t i = 0; i < r->view.n_phases; i++)
+            for (unsigned k = 0; k < n && ok; k++) {
+                const struct plan_phase *p = &r->view.phases[i];
+                unsigned who = (k + round) % n;      /* who comes second has no advantage over all */
+                if (!(only && !only[i]) && p->n_tokens <= r->view.info->ctx_max)   /* no larger pass is ever full */
+                    ok = time_phase(plans[who], p, &times[(who * r->view.n_phases + i) * rounds + round], &a, &e);
+            }
+    for (unsigned k = 0; k < n && ok; k++)
+        for (uint32_t i = 0; i < r->view.n_phases; i++) {
+            double *x = &times[(k * r->view.n_phases + i) * rounds];
+            qsort(x, rounds, sizeof *x, compare_doubles);
+            if (!only || only[i]) plans[k]->us[i] = x[rounds / 4];
         }
-    for (uint32_t i = 0; i < r->view.n_phases; i++) {
-        qsort(times[i], ROUNDS, sizeof times[i][0], compare_doubles);
-        us[i] = times[i][ROUNDS / 4];
-    }
-    jllm_session_free(s);
-    jllm_close(plan);
-    if (!ok) diag_error(r->d, "retune-device", NULL, "%s", e.text);
-    return ok;
+    arena_free(&a);
+    return ok || time_failed(r, &e);
+}
+
+static void sum_gains(struct retune *r) {
+    const struct tuner *t = &r->tuner;
+    r->gain_us = arena_array(r->a, r->view.n_kernels, sizeof *r->gain_us);
+    for (uint32_t i = 0; i < t->all.n_units; i++)
+        if (has_changed(r, i)) r->gain_us[t->all.units[i].kernel] = t->results[i].base_us - t->results[i].us;
 }
 
 /* What the search says a phase takes: as measured, less what each launch gains. */
 static void predict(struct retune *r) {
-    const struct tuner *t = &r->tuner;
-    double *gain = arena_array(r->a, r->view.n_kernels, sizeof *gain);
-    for (uint32_t i = 0; i < t->all.n_units; i++)
-        if (has_changed(r, i)) gain[t->all.units[i].kernel] = t->results[i].base_us - t->results[i].us;
     for (uint32_t i = 0; i < r->view.n_phases; i++) {
         const struct plan_phase *p = &r->view.phases[i];
         r->predicted_us[i] = r->before_us[i];
-        for (uint32_t j = 0; j < p->n_launches; j++) r->predicted_us[i] -= gain[r->view.launches[p->first_launch + j].kernel];
+        for (uint32_t j = 0; j < p->n_launches; j++) r->predicted_us[i] -= r->gain_us[r->view.launches[p->first_launch + j].kernel];
         if (r->predicted_us[i] < r->before_us[i] / 10) r->predicted_us[i] = r->before_us[i] / 10;
     }
 }
@@ -369,15 +400,16 @@ static json_t *phase_row(const struct retune *r, uint32_t i) {
     return row;
 }
 
-static void report(const struct retune *r, unsigned n_changed, FILE *out) {
+static void report(const struct retune *r, unsigned n_changed, bool kept, FILE *out) {
     json_t *root = json_object(), *facts = json_object(), *units = json_array(), *phases = json_array();
     report_set(facts, "plan", report_text(r->o->plan));
-    report_set(facts, "changed", report_integer(n_changed));
-    report_set(facts, "generation", report_integer(r->view.slot->generation + (n_changed > 0)));
+    report_set(facts, "changed", report_integer(kept ? n_changed : 0));
+    if (n_changed && !kept) report_set(facts, "note", report_text("in whole passes the new kernels are no faster: the old ones are in use again"));
+    report_set(facts, "generation", report_integer(r->view.slot->generation + kept));
     report_set(facts, "seconds", report_real(base_seconds() - r->tuner.start));
     for (unsigned i = 0; i < r->n_units; i++) report_append(units, unit_row(r, r->units[i]));
     for (uint32_t i = 0; n_changed && i < r->view.n_phases; i++)
-        if (r->before_us[i] > 0) report_append(phases, phase_row(r, i));
+        if (r->after_us[i] > 0) report_append(phases, phase_row(r, i));
     report_set(root, "retune", facts);
     report_set(root, "launches", units);
     report_set(root, "phases", phases);
@@ -398,6 +430,38 @@ static bool prepare(struct retune *r) {
     return check_templates(r) && choose_units(r) && tune_replay_read(t);
 }
 
+/* The old tail beside the new one. A CPU has both open and runs them in turn; a GPU's memory may hold the weights once, and its times
+ * drift less. */
+static bool compare(struct retune *r, int fd) {
+    bool *only = arena_array(r->a, r->view.n_phases, sizeof *only), is_cpu = r->view.info->device == PLAN_DEVICE_CPU;
+    struct timed old, new, *const both[] = {&old, &new}, *const just_new[] = {&new};
+    for (uint32_t i = 0; i < r->view.n_phases; i++)
+        for (uint32_t j = 0; j < r->view.phases[i].n_launches; j++)
+            only[i] |= r->gain_us[r->view.launches[r->view.phases[i].first_launch + j].kernel] != 0;
+    if (!time_open(r, &old, r->before_us)) return false;
+    bool ok = time_plans(r, both, 1, NULL, ROUNDS);
+    if (ok) predict(r);
+    if (ok && !is_cpu) ok = time_plans(r, both, 1, only, ROUNDS_COMPARE);
+    if (!is_cpu) time_close(&old);
+    ok = ok && change_plan(r, fd) && time_open(r, &new, r->after_us);
+    if (ok) {
+        ok = time_plans(r, is_cpu ? both : just_new, is_cpu ? 2 : 1, only, ROUNDS_COMPARE);
+        predict(r);
+        time_close(&new);
+    }
+    if (is_cpu) time_close(&old);
+    return ok;
+}
+
+/* An answer's steps and one pass of each bucket, as the search weighs them. */
+static bool is_slower(const struct retune *r) {
+    double gained = 0;
+    for (uint32_t i = 0; i < r->view.n_phases; i++)
+        if (r->after_us[i] > 0)
+            gained += (r->before_us[i] - r->after_us[i]) * (r->view.phases[i].kind == PLAN_PHASE_DECODE ? TUNE_ANSWER_TOKENS : 1);
+    return gained <= 0;
+}
+
 static bool retune_open_plan(struct retune *r, int fd, FILE *out) {
     struct tuner *t = &r->tuner;
     struct tuned_row *rows;
@@ -410,12 +474,12 @@ static bool retune_open_plan(struct retune *r, int fd, FILE *out) {
     if (t->fd >= 0) close(t->fd);
     if (!ok) return false;
     unsigned n_changed = spec_with_results(r);
-    if (n_changed) {
-        if (!time_phases(r, r->before_us)) return false;
-        predict(r);
-        if (!change_plan(r, fd) || !time_phases(r, r->after_us)) return false;
-    }
-    report(r, n_changed, out);
+    sum_gains(r);
+    if (n_changed && !compare(r, fd)) return false;
+    bool kept = n_changed && (t->replays || !is_slower(r));
+    if (n_changed && !kept && !pack_revert(fd, &r->view))
+        return diag_error(r->d, "output", r->o->plan, "cannot put the old kernels to use again: %s", strerror(errno)), false;
+    report(r, n_changed, kept, out);
     return true;
 }
 

@@ -217,9 +217,10 @@ static float bound_of(const struct builder *b, const char *name, float f32, floa
 
 /* ---- kinds of kernels ---- */
 
-/* embed {w, out}: out[n][k] = row ids[i] of w[m][k] */
+/* embed {w, out}: out[n][k] = row ids[i] of w[m][k], times scale where the key has one */
 static double embed_at(const struct builder *b, uint32_t row, uint32_t col) {
-    return weight_row(b, "w", (b->id + 17 * (uint64_t)row) % key(b, "m"))[col];
+    const struct key_field *scale = kernel_key(b->kernel, "scale");
+    return weight_row(b, "w", (b->id + 17 * (uint64_t)row) % key(b, "m"))[col] * (scale ? scale->number : 1);
 }
 
 static void embed_build(struct builder *b) {
@@ -247,6 +248,37 @@ static void rms_norm_build(struct builder *b) {
     input(b, "x", rows, k, 1);
     output(b, "out", 0, one ? 1 : b->n_tokens, one ? 1 : b->n, k, bound_of(b, "out", bound_f32, bound_a16),
            rms_norm_at);
+}
+
+/* norm_add {y, w, x}: x[n][k] += rms_norm(y[n][k]) */
+static double norm_add_at(const struct builder *b, uint32_t row, uint32_t col) {
+    uint32_t k = key(b, "k");
+    double *y = value_row(b, "y", row, 0, k);
+    reference_rms_norm(y, weight_row(b, "w", 0), k, kernel_key(b->kernel, "eps")->number, y);
+    return value_at(b, "x", row, col) + y[col];
+}
+
+static void norm_add_build(struct builder *b) {
+    uint32_t k = key(b, "k");
+    input(b, "y", b->n, k, 1);
+    input(b, "x", b->n, k, 1);
+    output(b, "x", 0, b->n_tokens, b->n, k, bound_f32, norm_add_at);
+}
+
+/* norm_add_norm {y, w, x, w_next, out}: the same, then out[n][k] = rms_norm(x) by w_next */
+static double norm_add_norm_at(const struct builder *b, uint32_t row, uint32_t col) {
+    uint32_t k = key(b, "k");
+    double *x = doubles(b, k), eps = kernel_key(b->kernel, "eps")->number, *y = value_row(b, "y", row, 0, k);
+    reference_rms_norm(y, weight_row(b, "w", 0), k, eps, y);
+    for (uint32_t i = 0; i < k; i++)
+        x[i] = value_at(b, "x", row, i) + y[i];
+    reference_rms_norm(x, weight_row(b, "w_next", 0), k, eps, x);
+    return x[col];
+}
+
+static void norm_add_norm_build(struct builder *b) {
+    norm_add_build(b);
+    output(b, "out", 0, b->n_tokens, b->n, key(b, "k"), bound_of(b, "out", bound_f32, bound_a16), norm_add_norm_at);
 }
 
 /* matmul {a, w, out}: out[n][m] = a[n][k] w[m][k]^T, added to what is there if residual */
@@ -283,9 +315,15 @@ static void qkv_build(struct builder *b) {
     output(b, "v", 0, b->n_tokens, b->n, key(b, "m_kv"), bound_f32, qkv_v_at);
 }
 
-/* gate_up {a, wg, wu, out}: out[n][m] = silu(a wg^T) * (a wu^T) */
+/* What a key without `act` has: silu. */
+static enum model_act act_of(const struct builder *b) {
+    const struct key_field *act = kernel_key(b->kernel, "act");
+    return act && !strcmp(act->string, model_act_names[MODEL_GELU]) ? MODEL_GELU : MODEL_SILU;
+}
+
+/* gate_up {a, wg, wu, out}: out[n][m] = act(a wg^T) * (a wu^T) */
 static double gate_up_at(const struct builder *b, uint32_t row, uint32_t col) {
-    return reference_act_mul(product_at(b, "wg", row, col), product_at(b, "wu", row, col));
+    return reference_act_mul(act_of(b), product_at(b, "wg", row, col), product_at(b, "wu", row, col));
 }
 
 static void gate_up_build(struct builder *b) {
@@ -293,14 +331,20 @@ static void gate_up_build(struct builder *b) {
     output(b, "out", 0, b->n_tokens, b->n, key(b, "m"), bound_of(b, "out", bound_f32, bound_act_mul_a16), gate_up_at);
 }
 
-/* rope_store {q, k, v, table, q_norm, k_norm, kcache, vcache}: q and k normed by head if qk_norm, then turned;
- * q in place, k and v into the cache at step.pos */
-static double head_at(const struct builder *b, const char *name, const char *norm, uint32_t token, uint32_t col) {
+/* rope_store {q, k, v, table, q_norm, k_norm, q_bias, k_bias, v_bias, kcache, vcache}: with biases if bias, q and k normed by
+ * head if qk_norm, then turned; q in place, k and v into the cache at step.pos */
+static double bias_at(const struct builder *b, const char *bias, uint32_t col) {
+    return key(b, "bias") ? weight_row(b, bias, 0)[col] : 0;
+}
+
+static double head_at(const struct builder *b, const char *name, const char *norm, const char *bias, uint32_t token, uint32_t col) {
     uint32_t dim = key(b, "head_dim"), rope_dim = key(b, "rope_dim");
     const float *table = piece(b, "table")->constant + (uint64_t)(b->pos + token) * rope_dim;
     double *head = value_row(b, name, token, col / dim * dim, dim), *cos_sin = doubles(b, rope_dim);
     for (uint32_t i = 0; i < rope_dim; i++)
         cos_sin[i] = (double)table[i];
+    for (uint32_t i = 0; i < dim; i++)
+        head[i] += bias_at(b, bias, col / dim * dim + i);
     if (key(b, "qk_norm"))
         reference_rms_norm(head, weight_row(b, norm, 0), dim, kernel_key(b->kernel, "eps")->number, head);
     reference_rotate(head, cos_sin, rope_dim, key(b, "neox"));
@@ -308,15 +352,15 @@ static double head_at(const struct builder *b, const char *name, const char *nor
 }
 
 static double rope_store_q_at(const struct builder *b, uint32_t row, uint32_t col) {
-    return head_at(b, "q", "q_norm", row, col);
+    return head_at(b, "q", "q_norm", "q_bias", row, col);
 }
 
 static double rope_store_k_at(const struct builder *b, uint32_t row, uint32_t col) {
-    return head_at(b, "k", "k_norm", row - b->pos, col);
+    return head_at(b, "k", "k_norm", "k_bias", row - b->pos, col);
 }
 
 static double rope_store_v_at(const struct builder *b, uint32_t row, uint32_t col) {
-    return value_at(b, "v", row - b->pos, col);
+    return value_at(b, "v", row - b->pos, col) + bias_at(b, "v_bias", col);
 }
 
 static void rope_store_build(struct builder *b) {
@@ -347,10 +391,14 @@ static struct attended attended_by(const struct builder *b, uint32_t row, uint32
     return a;
 }
 
-/* attention {q, kcache, vcache, out}: token i sees positions 0 to step.pos + i */
+/* The first position that token `row` sees, and the split that has it. */
+static uint32_t first_seen(const struct builder *b, uint32_t row) { return (uint32_t)reference_first_seen(b->pos + row, key(b, "window")); }
+static uint32_t first_split(const struct builder *b, uint32_t row) { return first_seen(b, row) / key(b, "split"); }
+
+/* attention {q, kcache, vcache, out}: token i sees positions up to step.pos + i, `window` of them where the key has one */
 static double attention_at(const struct builder *b, uint32_t row, uint32_t col) {
     uint32_t dim = key(b, "head_dim");
-    struct attended a = attended_by(b, row, col / dim, 0, UINT32_MAX);
+    struct attended a = attended_by(b, row, col / dim, first_seen(b, row), UINT32_MAX);
     double *out = doubles(b, dim);
     reference_attend(a.q, a.k, a.v, a.n_pos, dim, dim, doubles(b, a.n_pos), out);
     return out[col % dim];
@@ -390,8 +438,8 @@ static void attention_build(struct builder *b) {
  * part[ceil(ctx / split)][n][n_head][head_dim + 1]; the last is log2 of the sum of e^score. */
 static double attention_part_at(const struct builder *b, uint32_t row, uint32_t col) {
     uint32_t dim = key(b, "head_dim"), n_head = key(b, "n_head"), token = row / n_head % b->n;
-    uint32_t first = row / n_head / b->n * key(b, "split");
-    struct attended a = attended_by(b, token, row % n_head, first, first + key(b, "split"));
+    uint32_t begin = row / n_head / b->n * key(b, "split"), seen = first_seen(b, token), first = seen > begin ? seen : begin;
+    struct attended a = attended_by(b, token, row % n_head, first, begin + key(b, "split"));
     double *scores = doubles(b, a.n_pos), *out = doubles(b, dim), total = 0;
     reference_attend(a.q, a.k, a.v, a.n_pos, dim, dim, scores, out);
     if (col < dim)
@@ -405,11 +453,13 @@ static double attention_part_at(const struct builder *b, uint32_t row, uint32_t 
     return log2(total);
 }
 
-/* Tokens see the splits up to that of step.pos all alike; of a partly filled phase the last of them is sampled,
- * as the rows of missing tokens stand between two. */
+/* Tokens see the splits from that where the last one's window begins up to that of step.pos all alike; of a partly filled
+ * phase the last of them is sampled, as the rows of missing tokens stand between two. */
 static void attention_part_test(struct builder *b) {
     uint32_t dim = key(b, "head_dim"), n_head = key(b, "n_head"), split = key(b, "split"), last = b->pos / split;
-    uint32_t first = b->n_tokens == b->n ? 0 : last * b->n * n_head;
+    uint32_t from = first_split(b, b->n_tokens - 1), first = (b->n_tokens == b->n ? from : last) * b->n * n_head;
+    if (from > last)
+        return;   /* the window begins in another split for each */
     struct window w = { first, last * b->n * n_head + b->n_tokens * n_head - first,
                         (b->p->ctx_max + split - 1) / split * b->n * n_head, 0, dim, dim + 1 };
     attention_inputs(b);
@@ -427,7 +477,7 @@ static void attention_part_build(struct builder *b) {
 static double attention_combine_at(const struct builder *b, uint32_t row, uint32_t col) {
     uint32_t dim = key(b, "head_dim"), n_head = key(b, "n_head");
     double total = 0, sum = 0;
-    for (uint32_t i = 0; i <= (b->pos + row) / key(b, "split"); i++) {
+    for (uint32_t i = first_split(b, row); i <= (b->pos + row) / key(b, "split"); i++) {
         uint32_t at = (i * b->n + row) * n_head + col / dim;
         double weight = exp2(value_at(b, "part", at, dim));
         total += weight;
@@ -464,9 +514,9 @@ static void quantize_build(struct builder *b) {
     output(b, "out", 0, b->n_tokens, b->n, k, bound_of(b, "out", bound_f32, bound_a16), quantize_at);
 }
 
-/* act_mul {gate, up, out}: out[n][k] = silu(gate) * up */
+/* act_mul {gate, up, out}: out[n][k] = act(gate) * up */
 static double act_mul_at(const struct builder *b, uint32_t row, uint32_t col) {
-    return reference_act_mul(value_at(b, "gate", row, col), value_at(b, "up", row, col));
+    return reference_act_mul(act_of(b), value_at(b, "gate", row, col), value_at(b, "up", row, col));
 }
 
 static void act_mul_build(struct builder *b) {
@@ -550,6 +600,8 @@ static const struct kind {
 } kinds[] = {
     { "embed", embed_build },
     { "rms_norm", rms_norm_build },
+    { "norm_add", norm_add_build },
+    { "norm_add_norm", norm_add_norm_build },
     { "matmul", matmul_build },
     { "qkv", qkv_build },
     { "gate_up", gate_up_build },

@@ -67,9 +67,8 @@ static const struct spec_key keys[] = {
      .doc = "what reports call the machine"},
     {"target", "device", SPEC_STRING, .choices = {"cpu", "cuda"}, .doc = "what kernels run on"},
     {"target", "arch", SPEC_STRING, .check = spec_is_sm,
-     .choices = {"native", "portable", "x86-64-v3"},
-     .legal = "\"native\", \"portable\" (any CPU, aarch64 too), \"x86-64-v3\", or for cuda "
-              "\"sm_80\" and up",
+     .choices = {"native", "portable", "x86-64-v3", "x86-64-v4", "aarch64"},
+     .legal = "\"native\", \"portable\", \"x86-64-v3\", \"x86-64-v4\", \"aarch64\", or for cuda \"sm_80\" and up",
      .doc = "instruction set"},
     {"target", "cores", SPEC_INTEGER, 0, 1024, .doc = "CPU cores; 0: not stated"},
     {"target", "sms", SPEC_INTEGER, 0, 1024, .doc = "streaming multiprocessors; 0: not stated"},

@@ -1,9 +1,10 @@
 /* GGUF metadata -> tokenizer section. Guarantees: every array that is read has the type and length
  * that the others imply, and every merge names tokens of the vocabulary; the section depends on the
- * metadata alone. Does not keep scores: byte-level BPE has none. */
+ * metadata alone. Of scores it keeps the order: SPM asks for no more, byte-level BPE has none. */
 #include "tokenizer.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #define XXH_INLINE_ALL
@@ -27,12 +28,16 @@ static const struct {
 };
 
 /* Control tokens with these texts end an answer, whatever eos_token_id says: files are known whose
- * eos is the end of the text, not of the turn. */
+ * eos is the end of the text, not of the turn. User-defined ones of these texts are control tokens
+ * that a file got wrong: as they end answers, no text may contain them. */
 static const char *const stop_texts[] = {
     "<|im_end|>",      "<|eot_id|>",  "<|eom_id|>", "<|end|>",  "<|endoftext|>", "<|end_of_text|>",
     "<end_of_turn>",   "<|return|>",  "<|call|>",   "<|EOT|>",  "<EOT>",         "<|eot|>",
     "<|end_of_turn|>", "</s>",        "<｜end▁of▁sentence｜>",
 };
+
+/* What vocabularies of SentencePiece write for a blank. */
+#define SPM_BLANK "\xE2\x96\x81"
 
 struct vocab {
     const struct gguf *g;
@@ -44,6 +49,8 @@ struct vocab {
     uint32_t *slots;             /* hash table of texts: id + 1, 0 = free */
     uint64_t n_slots;
     struct merge { uint32_t left, right, rank, id; } *merges;
+    bool spm;
+    uint32_t *rank;              /* spm: [n_vocab] */
     uint32_t stops[TOKENIZER_STOPS_MAX];
 };
 
@@ -91,13 +98,26 @@ static bool parse_byte_token(struct gguf_string s, uint8_t *byte) {
     return end == digits + 2;
 }
 
+/* The texts of control and unknown tokens are taken literally. */
+static void append_spm(struct buffer *out, struct gguf_string s, uint8_t type) {
+    for (uint64_t at = 0; at < s.bytes;) {
+        bool blank = type != TOKENIZER_CONTROL && type != TOKENIZER_UNKNOWN && s.bytes - at >= 3 && !memcmp(s.p + at, SPM_BLANK, 3);
+        buffer_append(out, blank ? " " : s.p + at, 1);
+        at += blank ? 3 : 1;
+    }
+}
+
 /* What the token stands for goes to out. Texts outside the alphabet are taken literally, as those
  * of control and user-defined tokens always are. */
-static void append_bytes(struct buffer *out, struct gguf_string s, uint8_t type) {
+static void append_bytes(struct buffer *out, struct gguf_string s, uint8_t type, bool spm) {
     uint8_t byte;
     size_t before = out->bytes;
     if (type == TOKENIZER_BYTE && parse_byte_token(s, &byte)) {
         buffer_append(out, &byte, 1);
+        return;
+    }
+    if (spm) {
+        append_spm(out, s, type);
         return;
     }
     for (uint64_t at = 0; type == TOKENIZER_NORMAL && at < s.bytes;) {
@@ -243,8 +263,51 @@ static void read_special(struct vocab *v) {
     add_stop(v, read_id(v, "tokenizer.ggml.eom_token_id"));
     for (size_t i = 0; i < COUNT(stop_texts); i++) {
         uint32_t id = find_id(v, stop_texts[i], strlen(stop_texts[i]));
+        if (id != TOKENIZER_NONE && v->type[id] == TOKENIZER_USER) v->type[id] = TOKENIZER_CONTROL;
         if (id != TOKENIZER_NONE && v->type[id] == TOKENIZER_CONTROL) add_stop(v, id);
     }
+}
+
+/* Byte fallback: without it some texts would have no ids. */
+static void read_spm_bytes(struct vocab *v) {
+    char text[8];
+    for (unsigned b = 0; b < 256; b++) {
+        snprintf(text, sizeof text, "<0x%02X>", b);
+        v->h.byte_id[b] = find_id(v, text, 6);
+        if (v->h.byte_id[b] != TOKENIZER_NONE) continue;
+        diag_error(v->d, "tok-byte", v->g->path, "the vocabulary has no token '%s': SentencePiece without byte fallback is not supported", text);
+        return;
+    }
+}
+
+struct scored { float score; uint32_t id; };
+
+static int score_order(const void *pa, const void *pb) {
+    const struct scored *a = pa, *b = pb;
+    if (a->score != b->score) return a->score > b->score ? -1 : 1;
+    return a->id < b->id ? -1 : a->id > b->id;
+}
+
+/* Equal scores have one rank. */
+static void read_ranks(struct vocab *v) {
+    const char *key = "tokenizer.ggml.scores";
+    const struct gguf_kv *kv = find_array(v, key, GGUF_F32);
+    if (!kv) {
+        if (!gguf_find(v->g, key)) diag_error(v->d, "tok-missing", v->g->path, "%s is missing", key);
+        return;
+    }
+    if (kv->count != v->h.n_vocab) return;   /* said already */
+    struct scored *list = arena_array(v->a, v->h.n_vocab, sizeof *list);
+    for (uint32_t i = 0; i < v->h.n_vocab; i++) {
+        list[i] = (struct scored){(float)gguf_item_f64(kv, i), i};
+        if (!isnan(list[i].score)) continue;
+        diag_error(v->d, "tok-score", gguf_place(v->g, kv->offset), "%s: the score of token %u is not a number", key, i);
+        return;
+    }
+    qsort(list, v->h.n_vocab, sizeof *list, score_order);
+    v->rank = arena_array(v->a, v->h.n_vocab, sizeof *v->rank);
+    for (uint32_t i = 1; i < v->h.n_vocab; i++)
+        v->rank[list[i].id] = v->rank[list[i - 1].id] + (list[i].score != list[i - 1].score);
 }
 
 static void read_bytes(struct vocab *v) {
@@ -319,9 +382,10 @@ static void check_model(struct vocab *v) {
     if (!found)
         diag_error(v->d, "tok-missing", v->g->path,
                    "tokenizer.ggml.model is missing: the file has no tokenizer");
-    else if (!same_text(model, (struct gguf_string){"gpt2", 4}))
+    v->spm = same_text(model, (struct gguf_string){"llama", 5});
+    if (found && !v->spm && !same_text(model, (struct gguf_string){"gpt2", 4}))
         diag_error(v->d, "tok-model", v->g->path,
-                   "tokenizer.ggml.model '%s' is not supported; byte-level BPE ('gpt2') is",
+                   "tokenizer.ggml.model '%s' is not supported; byte-level BPE ('gpt2') and SentencePiece ('llama') are",
                    diag_quote(model.p, model.bytes));
     const struct gguf_kv *scores = find_array(v, "tokenizer.ggml.scores", GGUF_F32);
     if (scores && v->h.n_vocab) same_count(v, scores);
@@ -334,6 +398,20 @@ static const char *pre_list(struct arena *a) {
     return list;
 }
 
+static void read_bos(struct vocab *v, bool otherwise) {
+    if (gguf_bool(v->g, "tokenizer.ggml.add_bos_token", otherwise, NULL, v->d) && v->h.bos != TOKENIZER_NONE)
+        v->h.flags |= TOKENIZER_ADD_BOS;
+}
+
+/* SentencePiece cuts text nowhere, whatever tokenizer.ggml.pre says. */
+static void read_spm(struct vocab *v, const char *pre_override) {
+    if (pre_override)
+        diag_error(v->d, "tok-pre", NULL, "--pre '%s': a SentencePiece vocabulary has no pre-tokenizer", diag_quote(pre_override, strlen(pre_override)));
+    v->h.pre = TOKENIZER_PRE_SPM;
+    if (gguf_bool(v->g, "tokenizer.ggml.add_space_prefix", true, NULL, v->d)) v->h.flags |= TOKENIZER_SPACE_PREFIX;
+    read_bos(v, true);
+}
+
 /* The pre-tokenizer decides what every prompt becomes: a guess would be silently wrong. */
 static void read_pre(struct vocab *v, const char *pre_override) {
     bool found = true;
@@ -344,9 +422,7 @@ static void read_pre(struct vocab *v, const char *pre_override) {
             continue;
         v->h.pre = pre_names[i].pre;
         v->h.flags = pre_names[i].flags;
-        if (gguf_bool(v->g, "tokenizer.ggml.add_bos_token", pre_names[i].add_bos, NULL, v->d) &&
-            v->h.bos != TOKENIZER_NONE)
-            v->h.flags |= TOKENIZER_ADD_BOS;
+        read_bos(v, pre_names[i].add_bos);
         return;
     }
     if (pre_override)
@@ -416,18 +492,46 @@ static void append_merges(struct vocab *v, struct buffer *out) {
     }
 }
 
+/* May text become this token? Not what stands for something that is no text, nor what has a blank of its own, which the
+ * text of SentencePiece never has. */
+static bool spm_is_spoken(const struct vocab *v, uint32_t id) {
+    uint8_t type = v->type[id];
+    struct gguf_string s = v->tokens[id];
+    return s.bytes && (type == TOKENIZER_NORMAL || type == TOKENIZER_USER || type == TOKENIZER_UNUSED) && !memchr(s.p, ' ', s.bytes);
+}
+
+/* Of tokens with one text the last counts, as it does for llama.cpp. */
+static void append_slots(struct vocab *v, struct buffer *out, const struct buffer *text, const uint32_t *first) {
+    uint32_t *slots = arena_array(v->a, v->n_slots, sizeof *slots);
+    for (uint32_t id = 0; id < v->h.n_vocab; id++) {
+        if (!spm_is_spoken(v, id)) continue;
+        const uint8_t *p = text->data + first[id];
+        uint32_t bytes = first[id + 1] - first[id];
+        uint64_t i = XXH3_64bits(p, bytes) & (v->n_slots - 1);
+        for (uint32_t other; slots[i]; i = (i + 1) & (v->n_slots - 1)) {
+            other = slots[i] - 1;
+            if (first[other + 1] - first[other] == bytes && !memcmp(text->data + first[other], p, bytes)) break;
+        }
+        slots[i] = id + 1;
+    }
+    v->h.n_slots = (uint32_t)v->n_slots;
+    buffer_append(out, slots, v->n_slots * sizeof *slots);
+    buffer_append(out, v->rank, v->h.n_vocab * sizeof *v->rank);
+}
+
 static void append_section(struct vocab *v, struct buffer *out) {
     struct buffer text = {0};
     uint32_t *first = arena_array(v->a, (size_t)v->h.n_vocab + 1, sizeof *first);
     for (uint32_t i = 0; i < v->h.n_vocab; i++) {
-        append_bytes(&text, v->tokens[i], v->type[i]);
+        append_bytes(&text, v->tokens[i], v->type[i], v->spm);
         assert(text.bytes < UINT32_MAX);
         first[i + 1] = (uint32_t)text.bytes;
     }
     size_t start = out->bytes;
     buffer_append(out, &v->h, sizeof v->h);
     buffer_append(out, first, ((size_t)v->h.n_vocab + 1) * sizeof *first);
-    append_merges(v, out);
+    if (v->spm) append_slots(v, out, &text, first);
+    else append_merges(v, out);
     if (v->h.flags & TOKENIZER_WHOLE_WORDS)
         v->h.n_words = append_sorted(v, out, TOKENIZER_NORMAL, &text, first, text_order);
     v->h.n_user = append_sorted(v, out, TOKENIZER_USER, &text, first, user_order);
@@ -459,10 +563,12 @@ bool tokenizer_lower(const struct gguf *g, const char *pre_override, struct buff
         read_types(&v);
         index_texts(&v);
         read_special(&v);
-        read_bytes(&v);
-        if (d->errors == errors) read_merges(&v);
+        if (v.spm) read_spm_bytes(&v), read_ranks(&v);
+        else read_bytes(&v);
+        if (d->errors == errors && !v.spm) read_merges(&v);
     }
-    read_pre(&v, pre_override);
+    if (v.spm) read_spm(&v, pre_override);
+    else read_pre(&v, pre_override);
     if (d->errors != errors) return false;
     append_section(&v, out);
     return true;

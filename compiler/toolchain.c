@@ -12,6 +12,7 @@
 
 #include "cache.h"
 #include "progress.h"
+#include "workers.h"
 
 void toolchain_hash_part(struct buffer *b, const char *part) {
     buffer_printf(b, "%zu:%s", strlen(part), part);
@@ -88,6 +89,52 @@ static void compile_one(void *user, size_t index) {
     arena_free(&a);
 }
 
+/* What a process says of a kernel: this, then the image; or the reason, the log and their ends. */
+struct outcome { uint64_t ok, facts[IMAGE_FACTS]; };
+
+static void process_compile(void *user, size_t index, struct buffer *result) {
+    struct batch *b = user;
+    struct kernel *k = &b->p->kernels[b->todo[index]];
+    struct arena a = {0};
+    struct image image = {0};
+    struct image_failure f = {0};
+    struct outcome o = {.ok = b->t->compile(b->t, k, b->dir, index, &image, &f, &a)};
+    if (o.ok) {
+        put_cached(b->t, k->source_hash, &image);
+        memcpy(o.facts, image.facts, sizeof o.facts);
+    }
+    buffer_append(result, &o, sizeof o);
+    if (o.ok) buffer_append(result, image.data, image.bytes);
+    else buffer_printf(result, "%s%c%s%c", f.why ? f.why : "", 0, f.log ? f.log : "", 0);
+    free(image.data);
+    free(f.log);
+    arena_free(&a);
+}
+
+static void process_take(void *user, size_t index, const uint8_t *result, size_t bytes) {
+    struct batch *b = user;
+    struct kernel *k = &b->p->kernels[b->todo[index]];
+    struct outcome o;
+    memcpy(&o, result, sizeof o);
+    const char *why = (const char *)result + sizeof o;
+    if (o.ok) keep(b, k, result + sizeof o, bytes - sizeof o, o.facts, false);
+    else report_failure(b, k, &(struct image_failure){*why ? why : NULL, (char *)(uintptr_t)why + strlen(why) + 1});
+}
+
+static void process_lost(void *user, size_t index, const char *how) {
+    struct batch *b = user;
+    struct arena a = {0};
+    report_failure(b, &b->p->kernels[b->todo[index]], &(struct image_failure){arena_printf(&a, "the process that compiled it has died (%s)", how), NULL});
+    arena_free(&a);
+}
+
+static bool compile_todo(struct batch *b) {
+    const struct workers w = {process_compile, process_take, process_lost, b, &b->failed};
+    if (b->t->one_at_a_time) return workers_run(&w, b->n_todo, b->d);
+    base_parallel(b->n_todo, compile_one, b);
+    return true;
+}
+
 static void take_cached(struct batch *b) {
     size_t head = b->t->n_facts * sizeof(uint64_t);
     for (uint32_t i = 0; i < b->p->n_kernels; i++) {
@@ -112,8 +159,9 @@ bool toolchain_try(const struct toolchain *t, struct program *p, const char **fa
     take_cached(&b);
     if (b.n_todo) {
         if (t->scratch && !(b.dir = scratch_dir(a, d))) return false;
-        base_parallel(b.n_todo, compile_one, &b);
+        bool ran = compile_todo(&b);
         if (b.dir) rmdir(b.dir);
+        if (!ran) return false;
         if (base_interrupted) {
             diag_error(d, "interrupted", NULL, "interrupted; nothing was written");
             return false;

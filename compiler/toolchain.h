@@ -25,11 +25,12 @@ struct toolchain {
     uint32_t code_align;             /* of an image within the plan's code */
     unsigned n_facts;                /* of enum image_fact, from the first on */
     bool scratch;                    /* compile() wants a temporary folder */
+    bool one_at_a_time;              /* compile() does one thing at a time in a process, so each core gets a process */
     const void *own;                 /* the implementation's */
 
     /* Of everything that an image of this source depends on. */
     struct hash128 (*hash)(const struct toolchain *t, const char *source);
-    /* One kernel; called from several threads at once. dir/index: file names that nobody else uses, when `scratch`; *a is
+    /* One kernel; called from several threads at once, or in several processes. dir/index: file names that nobody else uses, when `scratch`; *a is
      * the call's own. False: *f says why. */
     bool (*compile)(const struct toolchain *t, const struct kernel *k, const char *dir, size_t index, struct image *out,
                     struct image_failure *f, struct arena *a);

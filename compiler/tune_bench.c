@@ -19,13 +19,22 @@
 #include "layout.h"
 #include "progress.h"
 
-enum { POSITION = 512, RUN_US = 2000, GPU_LAUNCHES_LEAST = 64, LAUNCHES_MAX = 1 << 12, COPIES_MAX = 1 << 14, REGISTERS = 1 << 16 };
+enum { POSITION = 512, RUN_US = 2000, GPU_RUN_US = 1000, ROUNDS_LEAST = 2, GPU_LAUNCHES_LEAST = 64, LAUNCHES_MAX = 1 << 12, COPIES_MAX = 1 << 14, REGISTERS = 1 << 16 };
 
-void bench_init(struct bench *b, const struct toolchain *t, const struct spec *s) {
+/* Between two uses of a weight all others are read. */
+static uint64_t bytes_between_uses(const struct program *p) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->n_pieces; i++) bytes += p->pieces[i].bytes;
+    return bytes;
+}
+
+void bench_init(struct bench *b, const struct toolchain *t, const struct program *p) {
+    const struct spec *s = p->spec;
     double stated = spec_get(s, "target.l2_mib")->number * (1 << 20);
     long here = sysconf(_SC_LEVEL3_CACHE_SIZE) > 0 ? sysconf(_SC_LEVEL3_CACHE_SIZE) : sysconf(_SC_LEVEL2_CACHE_SIZE);
     if (stated <= 0) stated = t->device == PLAN_DEVICE_CPU && here > 0 ? (double)here : 64 << 20;
-    uint64_t most = machine_memory_available() / 4;
+    uint64_t most = machine_memory_available() / 4, between = bytes_between_uses(p);
+    if (most > between) most = between;
     *b = (struct bench){.toolchain = t, .rotate_bytes = (uint64_t)(2 * stated), .weights.fd = -1};
     if (b->rotate_bytes > most) b->rotate_bytes = most;
 }
@@ -441,17 +450,17 @@ static double lower_quartile(double *x, unsigned n) {
     return x[n / 4];
 }
 
-/* Launches of a run: about RUN_US together, as the first ones say. */
+/* Launches of a run: about RUN_US together, a GPU's GPU_RUN_US, as the first ones say. */
 static bool run_length(struct bench *b, unsigned x, unsigned y, unsigned *n, struct jllm_error *e) {
     unsigned least = b->plan->ops->time ? GPU_LAUNCHES_LEAST : 1;
     double us[2];
     if (!run_once(b, x, least, &us[0], e) || !run_once(b, y, least, &us[1], e)) return false;
-    double want = RUN_US / (us[0] > us[1] ? us[0] : us[1]);
+    double want = (b->plan->ops->time ? GPU_RUN_US : RUN_US) / (us[0] > us[1] ? us[0] : us[1]);
     *n = want < least ? least : want > LAUNCHES_MAX ? LAUNCHES_MAX : (unsigned)want;
     return true;
 }
 
-bool bench_time(struct bench *b, unsigned x, unsigned y, unsigned rounds, double *x_us, double *y_us, struct diag *d) {
+bool bench_time(struct bench *b, unsigned x, unsigned y, unsigned rounds, double hopeless, double *x_us, double *y_us, struct diag *d) {
     enum { ROUNDS_MAX = 64 };
     double us[2][ROUNDS_MAX];
     const unsigned who[2] = {x, y};
@@ -459,11 +468,15 @@ bool bench_time(struct bench *b, unsigned x, unsigned y, unsigned rounds, double
     unsigned n;
     assert(rounds && rounds <= ROUNDS_MAX);
     if (!run_length(b, x, y, &n, &e)) return library_failed(&e, d);
-    for (unsigned r = 0; r < rounds; r++)
+    double best[2] = {INFINITY, INFINITY};
+    for (unsigned r = 0; r < rounds; r++) {
         for (unsigned i = 0; i < 2; i++) {
             unsigned j = (i + r) % 2;    /* who comes second has no advantage over all */
             if (!run_once(b, who[j], n, &us[j][r], &e)) return library_failed(&e, d);
+            if (us[j][r] < best[j]) best[j] = us[j][r];
         }
+        if (r + 1 >= ROUNDS_LEAST && best[1] > hopeless * best[0]) rounds = r + 1;
+    }
     *x_us = lower_quartile(us[0], rounds);
     *y_us = lower_quartile(us[1], rounds);
     return true;
@@ -487,7 +500,18 @@ void bench_close(struct bench *b) {
     b->candidates = NULL, b->n = 0;
 }
 
+void bench_keep(struct bench *b) {
+    if (b->context) b->plan->ops->context_free(b->context);
+    jllm_close(b->kept);
+    b->kept = b->plan;
+    b->context = NULL, b->plan = NULL;
+    weights_drop(&b->weights);     /* the file is the kept plan's: the next one has its own */
+    bench_close(b);
+}
+
 void bench_free(struct bench *b) {
     bench_close(b);
+    jllm_close(b->kept);
+    b->kept = NULL;
     weights_drop(&b->weights);
 }

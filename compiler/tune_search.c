@@ -15,6 +15,7 @@
 const char *const tune_search_names[TUNE_MIXED + 1] = {"fast", "full", "mixed"};
 
 enum { ROUNDS = 7, ROUNDS_CONFIRM = 21, BATCH_MAX = 64, PASSES_MAX = 4, AXES_MAX = 32 };
+#define HOPELESS 1.15     /* times what the spec chooses, after two runs: not worth more of them */
 
 /* --- sweeps ---------------------------------------------------------------------------------------- */
 
@@ -188,7 +189,7 @@ static void remember_row(struct tuner *t, const struct tune_unit *u, struct hash
 }
 
 static bool time_candidate(struct tuner *t, unsigned base, unsigned index, struct tuned_row *row) {
-    if (!t->replays) return bench_time(&t->bench, base, index, row->rounds, &row->base_us, &row->us, t->d);
+    if (!t->replays) return bench_time(&t->bench, base, index, row->rounds, row->rounds == ROUNDS ? HOPELESS : INFINITY, &row->base_us, &row->us, t->d);
     const struct tuned_row *r = find_tried(t->replay, t->n_replay, row, true);
     if (!r) {
         diag_error(t->d, "tune-replay", NULL, "there is no recorded time of %s", row->template_name);
@@ -209,6 +210,7 @@ static bool conclude(struct tuner *t, const struct tune_unit *u, const struct tu
                      tune_values_text(u->template, c->values, u->now, t->a), c->why);
     if (!append(t, &row)) return false;
     remember_row(t, u, c->identity, &row);
+    t->n_done++;
     const struct tune_result *r = &t->results[u - t->all.units];
     show(t, u, c->values, &r->memo[r->n_memo - 1]);
     return true;
@@ -241,14 +243,103 @@ static bool try_batch(struct tuner *t, const struct tune_unit *u, const struct t
     return ok;
 }
 
-static struct hash128 identity_of(struct tuner *t, const struct tune_unit *u, const int64_t *values, bool *allowed) {
+/* What settings come to: a contract is run for each that is new, on all cores. */
+struct identifying {
+    const struct tune_units *all;
+    const struct tune_unit *u;
+    struct tune_known *new;
+};
+
+static void identify_one(void *user, size_t i) {
+    const struct identifying *k = user;
     struct arena a = {0};
     struct tune_candidate c;
     const char *why;
-    *allowed = tune_candidate_lower(&c, &t->all, u, values, &why, &a);
-    struct hash128 h = *allowed ? c.identity : (struct hash128){0};
+    k->new[i].allowed = !base_interrupted && tune_candidate_lower(&c, k->all, k->u, k->new[i].values, &why, &a);
+    if (k->new[i].allowed) k->new[i].identity = c.identity;
     arena_free(&a);
+}
+
+/* Where these values stand in a table, or would. */
+static struct tune_known *find_known(struct tune_known *table, unsigned room, const int64_t *values, unsigned n_params) {
+    struct hash128 h = hash_bytes(values, n_params * sizeof *values);
+    uint32_t at;
+    memcpy(&at, h.bytes, sizeof at);
+    for (;; at++) {
+        struct tune_known *k = &table[at & (room - 1)];
+        if (!k->values || !memcmp(k->values, values, n_params * sizeof *values)) return k;
+    }
+}
+
+static void reserve_known(struct tuner *t, struct tune_result *r, unsigned more, unsigned n_params) {
+    unsigned room = r->room_known ? r->room_known : 256;
+    while (room < 2 * (r->n_known + more)) room *= 2;
+    if (room == r->room_known) return;
+    struct tune_known *table = arena_array(t->a, room, sizeof *table);
+    for (unsigned i = 0; i < r->room_known; i++)
+        if (r->known[i].values) *find_known(table, room, r->known[i].values, n_params) = r->known[i];
+    r->known = table, r->room_known = room;
+}
+
+/* identity[n], allowed[n] of settings[n]; unfinished when base_interrupted. */
+static void identify_settings(struct tuner *t, const struct tune_unit *u, int64_t *const *settings, unsigned n, struct hash128 *identity,
+                              bool *allowed) {
+    struct tune_result *r = &t->results[u - t->all.units];
+    unsigned n_params = u->template->n_params, n_new = 0;
+    struct arena a = {0};
+    struct identifying k = {&t->all, u, arena_array(&a, n + 1u, sizeof *k.new)};
+    reserve_known(t, r, n, n_params);
+    for (unsigned i = 0; i < n; i++) {
+        struct tune_known *known = find_known(r->known, r->room_known, settings[i], n_params);
+        if (known->values) continue;
+        int64_t *own = arena_array(t->a, n_params, sizeof *own);
+        memcpy(own, settings[i], n_params * sizeof *own);
+        *known = k.new[n_new++] = (struct tune_known){.values = own};
+    }
+    base_parallel(n_new, identify_one, &k);
+    for (unsigned i = 0; i < n_new; i++) *find_known(r->known, r->room_known, k.new[i].values, n_params) = k.new[i];
+    r->n_known += n_new;
+    for (unsigned i = 0; i < n; i++) {
+        const struct tune_known *known = find_known(r->known, r->room_known, settings[i], n_params);
+        identity[i] = known->identity, allowed[i] = known->allowed;
+    }
+    arena_free(&a);
+}
+
+static struct hash128 identity_of(struct tuner *t, const struct tune_unit *u, int64_t *values) {
+    struct hash128 h = {0};
+    bool allowed;
+    identify_settings(t, u, &values, 1, &h, &allowed);
     return h;
+}
+
+/* Which parameters of a unit make no difference: "from 16 tokens on" none does to one token. */
+static const bool *idle_params(struct tuner *t, const struct tune_unit *u) {
+    struct tune_result *r = &t->results[u - t->all.units];
+    const struct contract_template *p = u->template;
+    struct arena a = {0};
+    if (r->idle) return r->idle;
+    r->idle = arena_array(t->a, p->n_params, sizeof *r->idle);
+    unsigned n = 0;
+    for (unsigned i = 0; i < p->n_params; i++) n += p->params[i].n_values;
+    int64_t **settings = arena_array(&a, n, sizeof *settings);
+    struct hash128 *identity = arena_array(&a, n, sizeof *identity), now = identity_of(t, u, u->now);
+    bool *allowed = arena_array(&a, n, sizeof *allowed);
+    n = 0;
+    for (unsigned i = 0; i < p->n_params; i++)
+        for (unsigned j = 0; j < p->params[i].n_values; j++) {
+            settings[n] = arena_array(&a, p->n_params, sizeof **settings);
+            memcpy(settings[n], u->now, p->n_params * sizeof **settings);
+            settings[n++][i] = p->params[i].values[j];
+        }
+    identify_settings(t, u, settings, n, identity, allowed);
+    n = 0;
+    for (unsigned i = 0; i < p->n_params; i++) {
+        r->idle[i] = true;
+        for (unsigned j = 0; j < p->params[i].n_values; j++, n++) r->idle[i] &= allowed[n] && !memcmp(&identity[n], &now, sizeof now);
+    }
+    arena_free(&a);
+    return r->idle;
 }
 
 static const struct tune_memo *recall(struct tuner *t, const struct tune_unit *u, const int64_t *values, struct hash128 identity, unsigned rounds) {
@@ -276,8 +367,8 @@ static bool try_settings(struct tuner *t, const struct tune_unit *u, int64_t *co
     struct hash128 *identity = arena_array(&a, n + 1u, sizeof *identity);
     bool *allowed = arena_array(&a, n + 1u, sizeof *allowed), ok = true;
     unsigned n_todo = 0;
+    identify_settings(t, u, settings, n, identity, allowed);
     for (unsigned i = 0; i < n && !base_interrupted; i++) {
-        identity[i] = identity_of(t, u, settings[i], &allowed[i]);
         if (allowed[i] && !recall(t, u, settings[i], identity[i], rounds) && !is_listed(todo, n_todo, identity[i]))
             todo[n_todo++] = (struct todo){settings[i], identity[i]};
         else t->n_done++;
@@ -318,23 +409,30 @@ static bool is_pinned(const struct tuner *t, const struct contract_template *tem
     return false;
 }
 
+static bool is_idle(const struct stage *s, unsigned param) {
+    for (unsigned i = 0; i < s->n_units; i++)
+        if (!idle_params(s->t, &s->t->all.units[s->units[i]])[param]) return false;
+    return s->n_units > 0;
+}
+
 static void list_axes(struct stage *s, bool shape) {
     s->n_axes = 0;
     for (unsigned i = 0; i < s->template->n_params && s->n_axes < AXES_MAX; i++) {
         const struct contract_param *p = &s->template->params[i];
         const struct tune_sweep *sweep = find_sweep(s->t, s->template->name, p->name);
-        if (p->shape != shape || is_pinned(s->t, s->template, p->name) || (s->t->n_sweeps && !sweep)) continue;
+        if (p->shape != shape || is_pinned(s->t, s->template, p->name) || (s->t->n_sweeps && !sweep) || is_idle(s, i)) continue;
         s->axes[s->n_axes++] = sweep ? (struct axis){i, sweep->values, sweep->n_values} : (struct axis){i, p->values, p->n_values};
     }
 }
 
-/* A setting as the unit sees it: its own values where this stage (of one unit or of several) does not set them. */
+/* A setting as the unit sees it: its own values where this stage (of one unit or of several) does not set them, or they mean nothing. */
 static int64_t *setting_for(const struct stage *s, const struct tune_unit *u, const int64_t *values, struct arena *a) {
     unsigned n = s->template->n_params;
     int64_t *out = arena_array(a, n, sizeof *out);
     memcpy(out, values, n * sizeof *out);
-    for (unsigned i = 0; i < n && s->n_units > 1; i++)
-        if (!s->template->params[i].shape) out[i] = u->now[i];
+    const bool *idle = idle_params(s->t, u);
+    for (unsigned i = 0; i < n; i++)
+        if (idle[i] || (s->n_units > 1 && !s->template->params[i].shape)) out[i] = u->now[i];
     return out;
 }
 
@@ -343,12 +441,13 @@ static bool drop_idle(struct stage *s, int64_t **settings, unsigned *n, struct a
     if (s->only == UINT32_MAX) return true;
     const struct tune_unit *u = &s->t->all.units[s->only];
     unsigned kept = 0;
-    bool allowed;
-    struct hash128 now = identity_of(s->t, u, u->now, &allowed);
-    for (unsigned i = 0; i < *n; i++) {
-        struct hash128 h = identity_of(s->t, u, setting_for(s, u, settings[i], a), &allowed);
-        if (allowed && memcmp(&h, &now, sizeof h)) settings[kept++] = settings[i];
-    }
+    struct hash128 now = identity_of(s->t, u, u->now), *identity = arena_array(a, *n + 1u, sizeof *identity);
+    bool *allowed = arena_array(a, *n + 1u, sizeof *allowed);
+    int64_t **own = arena_array(a, *n + 1u, sizeof *own);
+    for (unsigned i = 0; i < *n; i++) own[i] = setting_for(s, u, settings[i], a);
+    identify_settings(s->t, u, own, *n, identity, allowed);
+    for (unsigned i = 0; i < *n; i++)
+        if (allowed[i] && memcmp(&identity[i], &now, sizeof now)) settings[kept++] = settings[i];
     *n = kept;
     return !base_interrupted;
 }
@@ -390,6 +489,22 @@ static bool improve(struct stage *s, int64_t **settings, unsigned n, struct aren
     return true;
 }
 
+/* All combinations of these axes, from what holds, behind settings[n]; the new n. */
+static unsigned combine(const struct stage *s, const struct axis *axes, unsigned n_axes, int64_t **settings, unsigned n, struct arena *a) {
+    size_t all = 1;
+    for (unsigned i = 0; i < n_axes; i++) all *= axes[i].n;
+    for (size_t i = 0; i < all; i++) {
+        size_t rest = i;
+        settings[n] = copy_setting(s, s->now, a);
+        for (unsigned j = 0; j < n_axes; j++) {
+            settings[n][axes[j].param] = axes[j].values[rest % axes[j].n];
+            rest /= axes[j].n;
+        }
+        n++;
+    }
+    return n;
+}
+
 /* All combinations of the axes given, from what holds. */
 static bool improve_axes(struct stage *s, const struct axis *axes, unsigned n_axes) {
     struct arena a = {0};
@@ -397,47 +512,42 @@ static bool improve_axes(struct stage *s, const struct axis *axes, unsigned n_ax
     if (is_over(s->t)) return !base_interrupted;
     for (unsigned i = 0; i < n_axes; i++) n *= axes[i].n;
     int64_t **settings = arena_array(&a, n, sizeof *settings);
-    for (size_t i = 0; i < n; i++) {
-        size_t rest = i;
-        settings[i] = copy_setting(s, s->now, &a);
-        for (unsigned j = 0; j < n_axes; j++) {
-            settings[i][axes[j].param] = axes[j].values[rest % axes[j].n];
-            rest /= axes[j].n;
-        }
-    }
+    combine(s, axes, n_axes, settings, 0, &a);
     s->t->n_planned = s->t->n_planned > s->t->n_done + n ? s->t->n_planned : s->t->n_done + n;
     bool ok = improve(s, settings, (unsigned)n, &a);
     arena_free(&a);
     return ok;
 }
 
-/* Try what one pass over the axes looks at while nothing changes, all at once: compilers like many cores, and opening a plan
- * takes a GPU longer than a candidate. */
-static bool look_ahead(struct stage *s) {
+/* Try what a pass over single axes, or over pairs of them, looks at while nothing changes, all at once: compilers like many cores,
+ * and opening a plan takes a GPU longer than a candidate. */
+static bool look_ahead(struct stage *s, bool pairs) {
     struct arena a = {0};
-    unsigned n = 0, room = 0;
+    size_t room = 1;
+    unsigned n = 0;
     if (is_over(s->t)) return !base_interrupted;
-    for (unsigned i = 0; i < s->n_axes; i++) room += s->axes[i].n;
-    int64_t **settings = arena_array(&a, room + 1u, sizeof *settings);
-    double *scores = arena_array(&a, room + 1u, sizeof *scores);
     for (unsigned i = 0; i < s->n_axes; i++)
-        for (unsigned j = 0; j < s->axes[i].n; j++) {
-            settings[n] = copy_setting(s, s->now, &a);
-            settings[n++][s->axes[i].param] = s->axes[i].values[j];
-        }
+        for (unsigned j = 0; j < (pairs ? i : 1); j++) room += s->axes[i].n * (pairs ? s->axes[j].n : 1u);
+    int64_t **settings = arena_array(&a, room, sizeof *settings);
+    double *scores = arena_array(&a, room, sizeof *scores);
+    for (unsigned i = 0; i < s->n_axes; i++)
+        for (unsigned j = 0; j < (pairs ? i : 1); j++)
+            n = combine(s, (struct axis[]){s->axes[i], s->axes[j]}, pairs ? 2 : 1, settings, n, &a);
+    s->t->n_planned = s->t->n_planned > s->t->n_done + n ? s->t->n_planned : s->t->n_done + n;
     bool ok = drop_idle(s, settings, &n, &a) && score_settings(s, settings, n, ROUNDS, scores, &a);
     arena_free(&a);
     return ok;
 }
 
 static bool one_by_one(struct stage *s) {
-    if (!look_ahead(s)) return false;
+    if (!look_ahead(s, false)) return false;
     for (unsigned i = 0; i < s->n_axes; i++)
         if (!improve_axes(s, &s->axes[i], 1)) return false;
     return true;
 }
 
 static bool by_pairs(struct stage *s) {
+    if (s->n_axes > 1 && !look_ahead(s, true)) return false;
     for (unsigned i = 0; i < s->n_axes; i++)
         for (unsigned j = 0; j < i; j++)
             if (!improve_axes(s, (struct axis[]){s->axes[j], s->axes[i]}, 2)) return false;
@@ -607,22 +717,27 @@ unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
     struct arena a = {0};
     unsigned n = 0;
     *n_illegal = 0;
+    if (!t->results) t->results = arena_array(t->a, t->all.n_units + 1u, sizeof *t->results);   /* no search has begun */
     if (t->n_sweeps && !find_sweep(t, u->template->name, NULL)) return 0;
     for (unsigned shape = 0; shape < 2; shape++) {
         bool whole = t->n_sweeps || t->search == TUNE_FULL;
         size_t all = plan_stage(&s, shape) / (whole ? 1 : 2);
         struct todo *seen = arena_array(&a, all + 1, sizeof *seen);
+        struct hash128 *identity = arena_array(&a, all + 1, sizeof *identity);
+        bool *allowed = arena_array(&a, all + 1, sizeof *allowed);
+        int64_t **settings = arena_array(&a, all + 1, sizeof *settings);
         unsigned axis = 0, n_seen = 0;
         for (size_t i = 0, first = 0; i < all; i++) {
-            int64_t *v = copy_setting(&s, u->now, &a);
+            int64_t *v = settings[i] = copy_setting(&s, u->now, &a);
             size_t rest = i;
             for (unsigned j = 0; whole && j < s.n_axes; rest /= s.axes[j].n, j++) v[s.axes[j].param] = s.axes[j].values[rest % s.axes[j].n];
             if (!whole && i - first == s.axes[axis].n) first = i, axis++;
             if (!whole) v[s.axes[axis].param] = s.axes[axis].values[i - first];
-            bool allowed;
-            struct hash128 h = identity_of(t, u, v, &allowed);
-            *n_illegal += !allowed;
-            if (allowed && !is_listed(seen, n_seen, h)) seen[n_seen++] = (struct todo){v, h};
+        }
+        identify_settings(t, u, settings, (unsigned)all, identity, allowed);
+        for (size_t i = 0; i < all; i++) {
+            *n_illegal += !allowed[i];
+            if (allowed[i] && !is_listed(seen, n_seen, identity[i])) seen[n_seen++] = (struct todo){settings[i], identity[i]};
         }
         n += n_seen;
     }
@@ -639,6 +754,7 @@ static bool identify(struct tuner *t) {
     assert(ok);
     ok = bench_open(&t->bench, &t->all.units[0], &c, 1, &a, t->d) && base_is_good(t, &t->all.units[0], &c);
     if (ok) t->device = bench_device(&t->bench, t->a);
+    if (ok) bench_keep(&t->bench);
     bench_close(&t->bench);
     arena_free(&a);
     return ok;
@@ -653,13 +769,12 @@ bool tuner_begin(struct tuner *t) {
     for (uint32_t i = 0; i < t->all.n_units; i++) {
         const struct tune_unit *u = &t->all.units[i];
         struct stage s = {.t = t, .template = u->template};
-        bool allowed;
         t->results[i].best = copy_setting(&s, u->now, t->a);
-        add_memo(t, &t->results[i], (struct tune_memo){identity_of(t, u, u->now, &allowed), "ok", 0, 0, 0});
+        add_memo(t, &t->results[i], (struct tune_memo){identity_of(t, u, u->now), "ok", 0, 0, 0});
         if (t->n_sweeps && !find_sweep(t, u->template->name, NULL)) continue;
         t->n_planned += plan_stage(&s, false) + plan_stage(&s, true);
     }
-    bench_init(&t->bench, &t->toolchain, t->all.spec);
+    bench_init(&t->bench, &t->toolchain, t->all.program);
     return identify(t);
 }
 

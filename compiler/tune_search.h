@@ -20,6 +20,9 @@ struct tune_sweep { const char *template_name, *param; int64_t *values; unsigned
 
 struct tune_memo { struct hash128 identity; const char *status; unsigned rounds; double us, base_us; };
 
+/* What a setting comes to. */
+struct tune_known { const int64_t *values; struct hash128 identity; bool allowed; };
+
 /* What is known of a unit. */
 struct tune_result {
     int64_t *best;                    /* [n_params] */
@@ -27,6 +30,8 @@ struct tune_result {
     unsigned n_tried, n_wrong;
     bool reused;                      /* from rows of an earlier tune */
     struct tune_memo *memo; unsigned n_memo, room_memo;
+    struct tune_known *known; unsigned n_known, room_known;   /* by hash of the values; room is a power of two */
+    bool *idle;                       /* [n_params]: parameters that make no difference; NULL: not asked yet */
 };
 
 struct tuner {

@@ -266,7 +266,7 @@ struct plan_forecast {
 
 /* Dimensions that no other section states. The spec's text is what `jllmc spec dump` prints without places, with --set of
  * parameters as comments of that form. */
-struct plan_origin { uint32_t n_head, n_head_kv, head_dim, rope_dim, rope_neox, spec_bytes; double rms_eps; };
+struct plan_origin { uint32_t n_head, n_head_kv, head_dim, rope_dim, rope_neox, spec_bytes, window, window_period; double rms_eps; };
 
 /* What changes from step to step; the only thing besides arena and cache that a kernel may see change. */
 struct plan_step {
@@ -345,6 +345,6 @@ _Static_assert(sizeof(struct plan_test_value) == 16, "test value");
 _Static_assert(sizeof(struct plan_test_model) == 16, "test model");
 _Static_assert(sizeof(struct plan_step) == 112 + 4 * PLAN_TOKENS_MAX + 4 * PLAN_COUNTERS_MAX, "step");
 _Static_assert(sizeof(struct plan_forecast) == 10 * 8 + 6 * 8 + 8, "forecast");
-_Static_assert(sizeof(struct plan_origin) == 32, "origin");
+_Static_assert(sizeof(struct plan_origin) == 40, "origin");
 
 #endif

@@ -9,12 +9,14 @@
 
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_neox, jt_n_head, jt_n_head_kv;
+static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_neox, jt_n_head, jt_n_head_kv, jt_window;
+static float jt_scale = 1;
 #define JT_M jt_m
 #define JT_K jt_k
 #define JT_RESIDUAL jt_residual
 #define JT_ROW jt_row
 #define JT_EPS 1e-5f
+#define JT_SCALE jt_scale
 #define JT_ROPE_DIM jt_rope_dim
 #define JT_NEOX jt_neox
 #define JT_N_HEAD jt_n_head
@@ -24,12 +26,13 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define JOIN(a, b) JOIN_(a, b)
 #define OWN(x) JOIN(JT_NAME, x)
 #define column_weights OWN(column_weights)
-#define nibble_weights OWN(nibble_weights)
-#define nibble_at OWN(nibble_at)
 #define unit_weights OWN(unit_weights)
-#define unit_scales OWN(unit_scales)
-#define unit_offsets OWN(unit_offsets)
-#define row_unit OWN(row_unit)
+#define unit_scale OWN(unit_scale)
+#define unit_offset OWN(unit_offset)
+#define unit_read OWN(unit_read)
+#define row_read OWN(row_read)
+#define columns_sum OWN(columns_sum)
+#define part_add OWN(part_add)
 #define tile_store OWN(tile_store)
 #define tile_run OWN(tile_run)
 #define tokens_tile OWN(tokens_tile)
@@ -39,35 +42,20 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define cache_item OWN(cache_item)
 #define head_factor OWN(head_factor)
 #define head_attend OWN(head_attend)
+#define first_seen OWN(first_seen)
 #define scores OWN(scores)
 #define exponentials OWN(exponentials)
 #define values OWN(values)
 #define ARG_K_CACHE OWN(ARG_K_CACHE)
 #define ARG_V_CACHE OWN(ARG_V_CACHE)
 
-#define QUANT q4_1
-#define JT_QUANT_Q4_1 1
+#define QUANT f32
+#define INSTANCES_EVERY
+#define JT_QUANT_F32 1
 #define INSTANCES_QUANT
 #include "kernel_instances.h"
-#undef JT_QUANT_Q4_1
-#undef QUANT
-#define QUANT q8_0
-#define JT_QUANT_Q8_0 1
-#define INSTANCES_QUANT
-#include "kernel_instances.h"
-#undef JT_QUANT_Q8_0
-#undef QUANT
-#define QUANT q4_k
-#define JT_QUANT_Q4_K 1
-#define INSTANCES_QUANT
-#include "kernel_instances.h"
-#undef JT_QUANT_Q4_K
-#undef QUANT
-#define QUANT q6_k
-#define JT_QUANT_Q6_K 1
-#define INSTANCES_QUANT
-#include "kernel_instances.h"
-#undef JT_QUANT_Q6_K
+#undef JT_QUANT_F32
+#undef INSTANCES_EVERY
 #undef QUANT
 #define QUANT f16
 #define JT_QUANT_F16 1
@@ -75,11 +63,95 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #include "kernel_instances.h"
 #undef JT_QUANT_F16
 #undef QUANT
-#define QUANT f32
-#define JT_QUANT_F32 1
+#define QUANT bf16
+#define JT_QUANT_BF16 1
 #define INSTANCES_QUANT
 #include "kernel_instances.h"
-#undef JT_QUANT_F32
+#undef JT_QUANT_BF16
+#undef QUANT
+#define QUANT q4_0
+#define JT_QUANT_Q4_0 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q4_0
+#undef QUANT
+#define QUANT q4_1
+#define INSTANCES_EVERY
+#define JT_QUANT_Q4_1 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q4_1
+#undef INSTANCES_EVERY
+#undef QUANT
+#define QUANT q5_0
+#define JT_QUANT_Q5_0 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q5_0
+#undef QUANT
+#define QUANT q5_1
+#define JT_QUANT_Q5_1 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q5_1
+#undef QUANT
+#define QUANT q8_0
+#define JT_QUANT_Q8_0 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q8_0
+#undef QUANT
+#define QUANT q2_k
+#define INSTANCES_EVERY
+#define JT_QUANT_Q2_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q2_K
+#undef INSTANCES_EVERY
+#undef QUANT
+#define QUANT q3_k
+#define JT_QUANT_Q3_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q3_K
+#undef QUANT
+#define QUANT q4_k
+#define JT_QUANT_Q4_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q4_K
+#undef QUANT
+#define QUANT q5_k
+#define JT_QUANT_Q5_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q5_K
+#undef QUANT
+#define QUANT q6_k
+#define INSTANCES_EVERY
+#define JT_QUANT_Q6_K 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_Q6_K
+#undef INSTANCES_EVERY
+#undef QUANT
+#define QUANT iq4_nl
+#define JT_QUANT_IQ4_NL 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_IQ4_NL
+#undef QUANT
+#define QUANT iq4_xs
+#define JT_QUANT_IQ4_XS 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_IQ4_XS
+#undef QUANT
+#define QUANT mxfp4
+#define JT_QUANT_MXFP4 1
+#define INSTANCES_QUANT
+#include "kernel_instances.h"
+#undef JT_QUANT_MXFP4
 #undef QUANT
 
 #define TEMPLATE "../templates/cpu/rms_norm.c"
@@ -90,6 +162,10 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define JT_NAME rms_norm_f32
 #define JT_N 72
 #include "kernel_instances.h"
+#define JT_NAME rms_norm_add
+#define JT_ADD 1
+#define JT_N 72
+#include "kernel_instances.h"
 #undef TEMPLATE
 #define TEMPLATE "../templates/cpu/act_mul.c"
 #define JT_NAME act_mul_a16
@@ -97,6 +173,15 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define JT_N 72
 #include "kernel_instances.h"
 #define JT_NAME act_mul_f32
+#define JT_N 72
+#include "kernel_instances.h"
+#define JT_NAME act_mul_gelu_a16
+#define JT_ACT_GELU 1
+#define JT_OUT_A16 1
+#define JT_N 72
+#include "kernel_instances.h"
+#define JT_NAME act_mul_gelu_f32
+#define JT_ACT_GELU 1
 #define JT_N 72
 #include "kernel_instances.h"
 #undef TEMPLATE
@@ -121,6 +206,15 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define JT_HEAD_DIM jt_head_dim
 #define JT_NAME rope_f16_norm
 #define JT_QK_NORM 1
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_HEAD_DIM jt_head_dim
+#define JT_NAME rope_f32_bias
+#define JT_BIAS 1
+#include "kernel_instances.h"
+#define JT_HEAD_DIM jt_head_dim
+#define JT_NAME rope_f16_bias
+#define JT_BIAS 1
 #define JT_KV_F16 1
 #include "kernel_instances.h"
 #undef TEMPLATE
@@ -153,6 +247,19 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define JT_HEAD_DIM 128
 #define JT_KV_F16 1
 #include "kernel_instances.h"
+#define JT_NAME attention_f32_64_window
+#define JT_HEAD_DIM 64
+#define JT_WINDOW jt_window
+#include "kernel_instances.h"
+#define JT_NAME attention_f32_256_window
+#define JT_HEAD_DIM 256
+#define JT_WINDOW jt_window
+#include "kernel_instances.h"
+#define JT_NAME attention_f16_128_window
+#define JT_HEAD_DIM 128
+#define JT_WINDOW jt_window
+#define JT_KV_F16 1
+#include "kernel_instances.h"
 #undef TEMPLATE
 
 #elif defined INSTANCES_QUANT   /* what a weight type has */
@@ -167,6 +274,7 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define JT_N 1
 #define JT_TOKENS 4
 #include "kernel_instances.h"
+#ifdef INSTANCES_EVERY
 #define JT_NAME JOIN(matmul_n8, QUANT)
 #define JT_N 8
 #define JT_TOKENS 4
@@ -179,6 +287,7 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #define JT_N 24
 #define JT_TOKENS 2
 #include "kernel_instances.h"
+#endif
 #define JT_NAME JOIN(matmul_n72, QUANT)
 #define JT_N 72
 #define JT_TOKENS 4
@@ -194,8 +303,19 @@ static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_ne
 #undef JT_OUT_A16
 #undef JT_KV_F16
 #undef JT_QK_NORM
+#undef JT_BIAS
+#undef JT_ADD
+#undef JT_WINDOW
+#undef JT_ACT_GELU
+#undef EXPONENT
+#undef V_VALUE
 #undef JT_HEAD_DIM
-#undef TILE_ROWS
+#undef COLUMN
+#undef WEIGHTS
+#undef SCALE
+#undef OFFSET
+#undef TOGETHER
+#undef CHAINS
 #undef BLOCK_UNITS
 #undef TILE_BYTES
 #undef BLOCK_COLS

@@ -3,7 +3,8 @@
 
 Weights are drawn in their quantised form (random codes; scales set so that each matrix has about the standard
 deviation that a trained one has), so gigabytes take seconds. The same options give the same bytes. The tokenizer is
-a byte-level BPE learnt from the paragraph below, plus control tokens; it needs no other file. Needs numpy.
+a byte-level BPE learnt from the paragraph below, or SentencePiece's with byte fallback, plus control tokens; it needs no
+other file. Needs numpy.
 
   mkmodel.py out.gguf                                     a tiny llama, q4_k
   mkmodel.py out.gguf --arch qwen3 --type q8_0 --tied --layers 4
@@ -20,7 +21,7 @@ from oracle import ARRAY, BOOL, F32, FORMATS, I32, STRING, TYPES, U32, dequantis
 
 BY_NAME = {name: (number, elems, size) for number, (name, elems, size) in TYPES.items()}
 ALIGN = 32
-NORMAL, CONTROL, UNUSED = 1, 3, 5
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>'"
           " + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
@@ -88,7 +89,36 @@ def learn_merges(n):
     return merges
 
 
+def spm_tokenizer(a):
+    """The same merges as a vocabulary with scores, as SentencePiece's trainer numbers them: the earlier the better."""
+    letters = {c: bytes([b]).decode("latin-1") for b, c in byte_alphabet().items()}
+    words = []
+    for x, y in learn_merges(a.merges):
+        try:
+            words.append("".join(letters[c] for c in x + y).encode("latin-1").decode().replace(" ", "\u2581"))
+        except UnicodeDecodeError:         # a part of a character
+            pass
+    words = [w for w in dict.fromkeys(words) if len(w) > 1]
+    chars = sorted(set(PARAGRAPH.replace(" ", "\u2581")) - {"\n"} | {"\u2581"})
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "\n\n", "\n", "<b>"]
+    kinds = [CONTROL] * 3 + [UNKNOWN] + [CONTROL] * 2 + [USER] * 3
+    tokens += [f"<0x{b:02X}>" for b in range(256)] + words + chars
+    kinds += [BYTE] * 256 + [NORMAL] * len(words + chars)
+    scores = [0.0] * 9 + [0.0] * 256 + [-1.0 - i for i in range(len(words + chars))]
+    while len(tokens) < a.vocab:
+        tokens.append(f"[PAD{len(tokens)}]")
+        kinds.append(UNUSED)
+        scores.append(-1e4)
+    return [pair("tokenizer.ggml.model", STRING, "llama"), pair("tokenizer.ggml.pre", STRING, "default"),
+            pair("tokenizer.ggml.tokens", ARRAY, tokens, STRING), pair("tokenizer.ggml.scores", ARRAY, scores, F32),
+            pair("tokenizer.ggml.token_type", ARRAY, kinds, I32), pair("tokenizer.ggml.bos_token_id", U32, 2),
+            pair("tokenizer.ggml.eos_token_id", U32, 1), pair("tokenizer.ggml.unknown_token_id", U32, 3),
+            pair("tokenizer.ggml.add_bos_token", BOOL, True), pair("tokenizer.ggml.add_space_prefix", BOOL, a.space_prefix)], len(tokens)
+
+
 def tokenizer(a):
+    if a.spm:
+        return spm_tokenizer(a)
     merges = learn_merges(a.merges)
     tokens = [byte_alphabet()[b] for b in range(256)]
     tokens += dict.fromkeys(x + y for x, y in merges)
@@ -174,8 +204,8 @@ def tensors(a, n_vocab):
     def matrix(name, rows, cols, std):
         out.append((name + ".weight", pick_type(a, name, cols), rows, cols, std))
 
-    def vector(name, n, values=None):
-        out.append((name + ".weight", "f32", 1, n, values))
+    def vector(name, n, values=None, kind=".weight"):
+        out.append((name + kind, "f32", 1, n, values))
 
     matrix("token_embd", n_vocab, a.embd, 0.05)
     if not a.tied:
@@ -190,14 +220,21 @@ def tensors(a, n_vocab):
         matrix(b + "attn_q", q, a.embd, a.embd ** -0.5)
         matrix(b + "attn_k", kv, a.embd, a.embd ** -0.5)
         matrix(b + "attn_v", kv, a.embd, a.embd ** -0.5)
-        if a.arch == "qwen3":
+        if a.arch == "qwen2":
+            for c, rows in ("q", q), ("k", kv), ("v", kv):
+                vector(b + "attn_" + c, rows, 0.5, ".bias")
+        if a.arch in ("qwen3", "gemma3"):
             vector(b + "attn_q_norm", a.head_dim)
             vector(b + "attn_k_norm", a.head_dim)
         matrix(b + "attn_output", a.embd, q, q ** -0.5)
+        if a.arch == "gemma3":
+            vector(b + "post_attention_norm", a.embd, 0.3)
         vector(b + "ffn_norm", a.embd)
         matrix(b + "ffn_gate", a.ffn, a.embd, a.embd ** -0.5)
         matrix(b + "ffn_up", a.ffn, a.embd, a.embd ** -0.5)
         matrix(b + "ffn_down", a.embd, a.ffn, a.ffn ** -0.5)
+        if a.arch == "gemma3":
+            vector(b + "post_ffw_norm", a.embd, 0.3)
     return out
 
 
@@ -210,7 +247,11 @@ def metadata(a):
              own("feed_forward_length", U32, a.ffn), own("attention.head_count", U32, a.heads),
              own("attention.head_count_kv", U32, a.kv_heads), own("rope.freq_base", F32, a.rope_base),
              own("attention.layer_norm_rms_epsilon", F32, a.eps)]
-    if a.arch == "qwen3" or a.head_dim * a.heads != a.embd:
+    if a.arch == "gemma3":
+        pairs.append(own("attention.sliding_window", U32, a.window))
+        if a.window_pattern:
+            pairs.append(own("attention.sliding_window_pattern", U32, a.window_pattern))
+    if a.arch in ("qwen3", "gemma3") or a.head_dim * a.heads != a.embd:
         pairs += [own("attention.key_length", U32, a.head_dim), own("attention.value_length", U32, a.head_dim)]
     if a.rope_dim:
         pairs.append(own("rope.dimension_count", U32, a.rope_dim))
@@ -249,7 +290,7 @@ def write_model(a, f):
 def arguments(args=None):
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("out")
-    ap.add_argument("--arch", choices=("llama", "qwen3"), default="llama")
+    ap.add_argument("--arch", choices=("llama", "qwen2", "qwen3", "gemma3"), default="llama")
     for name, otherwise in (("layers", 2), ("embd", 256), ("ffn", 512), ("heads", 4), ("kv-heads", 2), ("head-dim", 64),
                             ("ctx", 512), ("seed", 1)):
         ap.add_argument("--" + name, type=int, default=otherwise)
@@ -260,6 +301,10 @@ def arguments(args=None):
     ap.add_argument("--rope-base", type=float, default=1e4)
     ap.add_argument("--rope-scale", type=float, default=1, help="linear scaling: positions are divided by it")
     ap.add_argument("--rope-factors", action="store_true", help="a rope_freqs tensor like Llama 3.1's")
+    ap.add_argument("--window", type=int, default=20, help="gemma3: positions that a token of five layers of six sees")
+    ap.add_argument("--window-pattern", type=int, default=0, help="gemma3: of so many layers the last sees all; 0: not said, which means 6")
+    ap.add_argument("--spm", action="store_true", help="a SentencePiece tokenizer with byte fallback")
+    ap.add_argument("--space-prefix", action="store_true", help="--spm: text gets a blank in front")
     ap.add_argument("--eps", type=float, default=1e-5)
     ap.add_argument("--vocab", type=int, default=0, help="pad the vocabulary to this many tokens")
     ap.add_argument("--merges", type=int, default=300, help="at most; the paragraph has room for some hundreds")

@@ -2,7 +2,7 @@
 """Plain forward pass of a GGUF model in numpy: what jllm's logits are checked against.
 
 Weights are dequantised exactly, arithmetic is float64, attention is written out in full, nothing is fused. Shares no
-code with jllm. Families llama and qwen3; types as below. Needs numpy.
+code with jllm. Families llama, qwen2, qwen3 and gemma3; types as below. Needs numpy.
 
   oracle.py model.gguf --tokens 1,2,3 --out logits.npy    float32 [n_tokens, n_vocab], logits of every position
   oracle.py model.gguf --tokens 1,2,3                     the five largest logits of each position
@@ -143,8 +143,9 @@ class Model:
     def __init__(self, path):
         g = self.g = GGUF(path)
         arch = g.kv["general.architecture"]
-        if arch not in ("llama", "qwen3"):
-            sys.exit(f"{path}: architecture {arch} is not llama or qwen3")
+        if arch not in ("llama", "qwen2", "qwen3", "gemma3"):
+            sys.exit(f"{path}: architecture {arch} is not llama, qwen2, qwen3 or gemma3")
+        self.gemma = arch == "gemma3"
 
         def get(key, otherwise=None):
             return g.kv.get(f"{arch}.{key}", otherwise)
@@ -154,49 +155,71 @@ class Model:
         self.head_dim = get("attention.key_length", n_embd // self.n_head)
         self.eps = get("attention.layer_norm_rms_epsilon")
         d = get("rope.dimension_count", self.head_dim)
-        self.first, self.second = ((slice(0, d // 2), slice(d // 2, d)) if arch == "qwen3" else
-                                   (slice(0, d, 2), slice(1, d, 2)))
+        self.first, self.second = ((slice(0, d, 2), slice(1, d, 2)) if arch == "llama" else
+                                   (slice(0, d // 2), slice(d // 2, d)))
         self.turns = get("rope.freq_base", 1e4) ** (-np.arange(0, d, 2) / d)
         if "rope_freqs.weight" in g.tensors:
             self.turns = self.turns / g.tensor("rope_freqs.weight").ravel()
         if get("rope.scaling.type") == "linear":
             self.turns = self.turns / get("rope.scaling.factor", 1)
+        self.scale = float(np.float32(n_embd) ** np.float32(0.5)) if self.gemma else 1
+        self.window, self.period = get("attention.sliding_window", 0), get("attention.sliding_window_pattern", 6)
+        self.local_turns = get("rope.freq_base_swa", 1e4) ** (-np.arange(0, d, 2) / d)
+
+    def is_local(self, i):
+        """Layer i sees the last `window` positions, and rotates by a base of its own."""
+        return self.gemma and (i + 1) % self.period != 0
 
     def norm(self, x, name):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.g.tensor(name)
 
-    def rotate(self, x):
-        angle = np.arange(len(x))[:, None, None] * self.turns
+    def rotate(self, x, local):
+        angle = np.arange(len(x))[:, None, None] * (self.local_turns if local else self.turns)
         c, s, a, b, y = np.cos(angle), np.sin(angle), x[..., self.first], x[..., self.second], x.copy()
         y[..., self.first], y[..., self.second] = a * c - b * s, a * s + b * c
         return y
 
-    def heads(self, x, layer, letter, n_head):
-        y = (x @ self.g.tensor(f"{layer}.attn_{letter}.weight").T).reshape(len(x), n_head, self.head_dim)
+    def heads(self, x, layer, letter, n_head, local):
+        y = x @ self.g.tensor(f"{layer}.attn_{letter}.weight").T
+        if f"{layer}.attn_{letter}.bias" in self.g.tensors:
+            y = y + self.g.tensor(f"{layer}.attn_{letter}.bias")
+        y = y.reshape(len(x), n_head, self.head_dim)
         if f"{layer}.attn_{letter}_norm.weight" in self.g.tensors:
             y = self.norm(y, f"{layer}.attn_{letter}_norm.weight")
-        return y if letter == "v" else self.rotate(y)
+        return y if letter == "v" else self.rotate(y, local)
 
-    def attend(self, q, k, v):
+    def attend(self, q, k, v, local):
         n, group, out = len(q), self.n_head // self.n_head_kv, np.empty_like(q)
+        seen = np.tril(np.ones((n, n), bool))
+        if local:
+            seen &= ~np.tril(np.ones((n, n), bool), -self.window)
         for h in range(self.n_head):
             score = q[:, h] @ k[:, h // group].T / np.sqrt(self.head_dim)
-            score = np.where(np.tril(np.ones((n, n), bool)), score, -np.inf)
+            score = np.where(seen, score, -np.inf)
             weight = np.exp(score - score.max(1, keepdims=True))
             out[:, h] = weight / weight.sum(1, keepdims=True) @ v[:, h // group]
         return out.reshape(n, -1)
 
+    def after(self, x, name):
+        """What a half of a layer adds: normed where the family does."""
+        return self.norm(x, name) if self.gemma else x
+
+    def gate(self, x):
+        if self.gemma:
+            return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))
+        return x / (1 + np.exp(-x))
+
     def logits(self, ids):
         g = self.g
-        x = g.tensor("token_embd.weight")[ids]
+        x = g.tensor("token_embd.weight")[ids] * self.scale
         for i in range(self.n_layer):
-            p = f"blk.{i}"
+            p, local = f"blk.{i}", self.is_local(i)
             y = self.norm(x, f"{p}.attn_norm.weight")
-            q, k, v = (self.heads(y, p, c, self.n_head if c == "q" else self.n_head_kv) for c in "qkv")
-            x = x + self.attend(q, k, v) @ g.tensor(f"{p}.attn_output.weight").T
+            q, k, v = (self.heads(y, p, c, self.n_head if c == "q" else self.n_head_kv, local) for c in "qkv")
+            x = x + self.after(self.attend(q, k, v, local) @ g.tensor(f"{p}.attn_output.weight").T, f"{p}.post_attention_norm.weight")
             y = self.norm(x, f"{p}.ffn_norm.weight")
             gate, up = (y @ g.tensor(f"{p}.ffn_{r}.weight").T for r in ("gate", "up"))
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ g.tensor(f"{p}.ffn_down.weight").T
+            x = x + self.after((self.gate(gate) * up) @ g.tensor(f"{p}.ffn_down.weight").T, f"{p}.post_ffw_norm.weight")
         out = "output.weight" if "output.weight" in g.tensors else "token_embd.weight"
         return self.norm(x, "output_norm.weight") @ g.tensor(out).T
 

@@ -31,6 +31,7 @@ os.mkdir(SCRATCH)
 atexit.register(shutil.rmtree, TMP, ignore_errors=True)
 
 SANITIZED = {"ASAN_OPTIONS": "exitcode=99:detect_stack_use_after_return=1", "UBSAN_OPTIONS": "halt_on_error=1:exitcode=98:print_stacktrace=1"}
+TYPES = tuple(name for name, _, _ in oracle.TYPES.values())
 MAIN_TYPES = ("f32", "f16", "q4_1", "q8_0", "q4_k", "q6_k")
 
 

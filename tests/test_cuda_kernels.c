@@ -73,6 +73,11 @@ static void assert_near(const float *got, const double *want, size_t n, double b
 
 static unsigned key(const struct simt_kernel *k, const char *name) { return (unsigned)simt_integer(k, name, 0); }
 
+static double number(const struct simt_kernel *k, const char *name, double otherwise) {
+    const char *text = simt_string(k, name);
+    return *text ? strtod(text, NULL) : otherwise;
+}
+
 static enum quant quant_of(const struct simt_kernel *k) {
     enum quant q = 0;
     while (q < QUANT_COUNT && strcmp(quant_formats[q].name, simt_string(k, "quant"))) q++;
@@ -313,7 +318,11 @@ static void check_matmul(const struct simt_kernel *kernel) {
 static void test_matmul(void **state) { (void)state; each(simt_kernels_matrix, "matmul", check_matmul); }
 static void test_matmul_few_tokens(void **state) { (void)state; each(simt_kernels_matrix1, "matmul", check_matmul); }
 
-static double silu(double x) { return x / (1 + exp(-x)); }
+static double act_of(const struct simt_kernel *k, double x) {
+    const char *act = simt_string(k, "act");
+    if (strcmp(act, "gelu")) return x / (1 + exp(-x));
+    return x / 2 * (1 + tanh(sqrt(2 / acos(-1)) * (x + 0.044715 * x * x * x)));
+}
 
 static void gate_up_run(const struct simt_kernel *kernel, const struct matrix *c, unsigned n, uint64_t seed, uint8_t *out) {
     const struct plan_step before = { .n_tokens = n };
@@ -327,7 +336,7 @@ static void gate_up_run(const struct simt_kernel *kernel, const struct matrix *c
 static void gate_up_check(const struct simt_kernel *kernel, const struct matrix *c, unsigned n) {
     size_t bytes = x16_bytes(c->n, c->m);
     double *want = malloc((size_t)n * c->m * sizeof *want);
-    for (size_t i = 0; i < (size_t)n * c->m; i++) want[i] = silu(c->want[0][i]) * c->want[1][i];
+    for (size_t i = 0; i < (size_t)n * c->m; i++) want[i] = act_of(kernel, c->want[0][i]) * c->want[1][i];
     uint8_t *out = simt_alloc(bytes, "out"), *other = simt_alloc(bytes, "out");
     gate_up_run(kernel, c, n, 0, out);
     assert_x16(out, c->n, c->m, n, want, 2e-5);
@@ -485,7 +494,7 @@ static void embed_check(const struct simt_kernel *kernel, const uint8_t *tensor,
     launch(kernel, n % 2, (void *[]){ w, out, step });
     for (unsigned t = 0; t < n; t++) {
         double *want = decoded(q, tensor + (size_t)s.ids[t] * k / quant_formats[q].block_elems * quant_formats[q].block_bytes, k), top = 0;
-        for (unsigned i = 0; i < k; i++) top = fmax(top, fabs(want[i]));
+        for (unsigned i = 0; i < k; i++) top = fmax(top, fabs(want[i] *= number(kernel, "scale", 1)));
         for (unsigned i = 0; i < k; i++)
             if (!(fabs((double)out[(size_t)t * k + i] - want[i]) <= 3e-7 * top))
                 fail_msg("%s: id %d, column %u: %g, not %g", quant_formats[q].name, s.ids[t], i, (double)out[(size_t)t * k + i], want[i]);
@@ -539,6 +548,41 @@ static void check_rms_norm(const struct simt_kernel *kernel) {
 
 static void test_rms_norm(void **state) { (void)state; each(simt_kernels_rows, "rms_norm", check_rms_norm); }
 
+/* x += norm(y), and the norm of that where the kernel makes it. */
+static void norm_add_check(const struct simt_kernel *kernel, unsigned n, float amplitude) {
+    unsigned k = key(kernel, "k"), rows = key(kernel, "n"), next = key(kernel, "next");
+    size_t all = (size_t)rows * k;
+    float *y = device_floats(all, amplitude, "y"), *x = device_floats(all, 3, "x"), *sum = malloc(k * sizeof *sum), *before = malloc(all * sizeof *x);
+    float *w = weight_floats(k, 2, "w"), *w_next = weight_floats(k, 2, "w_next");
+    double *want = malloc(all * sizeof *want), *want_next = malloc(all * sizeof *want);
+    uint8_t *out = simt_alloc(x16_bytes(rows, k), "out");
+    memset(y + (size_t)n * k, 0xff, (size_t)(rows - n) * k * sizeof *y);
+    memcpy(before, x, all * sizeof *x);
+    for (unsigned t = 0; t < n; t++) {
+        norm_want(y + (size_t)t * k, w, k, want + (size_t)t * k);
+        for (unsigned i = 0; i < k; i++) sum[i] = (float)(want[(size_t)t * k + i] += (double)x[(size_t)t * k + i]);
+        norm_want(sum, w_next, k, want_next + (size_t)t * k);
+    }
+    struct plan_step *step = device_step((struct plan_step){ .n_tokens = n });
+    launch(kernel, n % 2, next ? (void *[]){ y, w, x, w_next, out, step } : (void *[]){ y, w, x, step });
+    assert_near(x, want, (size_t)n * k, 1e-6);
+    assert_memory_equal(x + (size_t)n * k, before + (size_t)n * k, (size_t)(rows - n) * k * sizeof *x);
+    if (next) assert_x16(out, rows, k, n, want_next, 2e-6);
+    else assert_poison(out, x16_bytes(rows, k));
+    simt_free(step), simt_free(x), simt_free(y), simt_free(w), simt_free(w_next), simt_free(out);
+    free(want), free(want_next), free(sum), free(before);
+}
+
+static void check_norm_add(const struct simt_kernel *kernel) {
+    unsigned n = key(kernel, "n");
+    norm_add_check(kernel, n, 3);
+    norm_add_check(kernel, n, 1e-3f);
+    if (n > 1) norm_add_check(kernel, bucket_first(n), 3);
+}
+
+static void test_norm_add(void **state) { (void)state; each(simt_kernels_rows, "norm_add", check_norm_add); }
+static void test_norm_add_norm(void **state) { (void)state; each(simt_kernels_rows, "norm_add_norm", check_norm_add); }
+
 static void act_mul_check(const struct simt_kernel *kernel, unsigned n, float amplitude) {
     static const float special[] = { 0, -0.0f, 1e-6f, -1e-6f, 20, -20, 87, -87, 89, -89, 104, -104, 1e4f, -1e4f };
     unsigned k = key(kernel, "k"), rows = key(kernel, "n");
@@ -546,7 +590,7 @@ static void act_mul_check(const struct simt_kernel *kernel, unsigned n, float am
     double *want = malloc((size_t)rows * k * sizeof *want);
     uint8_t *out = simt_alloc(x16_bytes(rows, k), "out");
     memcpy(gate, special, sizeof special);
-    for (size_t i = 0; i < (size_t)rows * k; i++) want[i] = silu((double)gate[i]) * (double)up[i];
+    for (size_t i = 0; i < (size_t)rows * k; i++) want[i] = act_of(kernel, (double)gate[i]) * (double)up[i];
     memset(gate + (size_t)n * k, 0xff, (size_t)(rows - n) * k * sizeof *gate);
     struct plan_step *step = device_step((struct plan_step){ .n_tokens = n });
     launch(kernel, n % 2, (void *[]){ gate, up, out, step });
@@ -566,22 +610,22 @@ static void test_act_mul(void **state) { (void)state; each(simt_kernels_rows, "a
 
 /* --- rope and cache -------------------------------------------------------------------------------- */
 
-struct heads { unsigned n, n_head, n_head_kv, head_dim, ctx, rope_dim, neox, norm; };
+struct heads { unsigned n, n_head, n_head_kv, head_dim, ctx, rope_dim, neox, norm, window; };
 
 static struct heads heads_of(const struct simt_kernel *k) {
     return (struct heads){ .n = key(k, "n"), .n_head = key(k, "n_head"), .n_head_kv = key(k, "n_head_kv"),
                            .head_dim = key(k, "head_dim"), .ctx = key(k, "ctx"), .rope_dim = key(k, "rope_dim"),
-                           .neox = key(k, "neox"), .norm = key(k, "qk_norm") };
+                           .neox = key(k, "neox"), .norm = key(k, "qk_norm"), .window = key(k, "window") };
 }
 
-static void rope_want(const struct heads *h, const float *x, const float *w, const float *turn, double *y) {
+static void rope_want(const struct heads *h, const float *x, const float *bias, const float *w, const float *turn, double *y) {
     double head[256], factor = 1;
     if (w) {
         double sum = 0;
         for (unsigned i = 0; i < h->head_dim; i++) sum += (double)x[i] * (double)x[i];
         factor = 1 / sqrt(sum / h->head_dim + eps);
     }
-    for (unsigned i = 0; i < h->head_dim; i++) y[i] = head[i] = (double)x[i] * factor * (w ? (double)w[i] : 1);
+    for (unsigned i = 0; i < h->head_dim; i++) y[i] = head[i] = ((double)x[i] + (bias ? (double)bias[i] : 0)) * factor * (w ? (double)w[i] : 1);
     for (unsigned i = 0; i < h->rope_dim / 2; i++) {
         unsigned a = h->neox ? i : 2 * i, b = h->neox ? i + h->rope_dim / 2 : 2 * i + 1;
         y[a] = head[a] * (double)turn[2 * i] - head[b] * (double)turn[2 * i + 1];
@@ -589,7 +633,7 @@ static void rope_want(const struct heads *h, const float *x, const float *w, con
     }
 }
 
-struct rope_case { struct heads h; unsigned n, pos; float *q, *k, *v, *table, *q_norm, *k_norm; uint16_t *cache[2]; double *q_want; };
+struct rope_case { struct heads h; unsigned n, pos; float *q, *k, *v, *table, *q_norm, *k_norm, *bias[3]; uint16_t *cache[2]; double *q_want; };
 
 static void rope_check_cache(const struct rope_case *c) {
     const struct heads *h = &c->h;
@@ -597,11 +641,13 @@ static void rope_check_cache(const struct rope_case *c) {
     double k[256];
     for (unsigned i = 0; i < c->n * h->n_head_kv; i++) {
         size_t from = (size_t)i * h->head_dim, to = (size_t)c->pos * cols + from;
-        rope_want(h, c->k + from, h->norm ? c->k_norm : NULL, c->table + (c->pos + i / h->n_head_kv) * h->rope_dim, k);
+        size_t at = from % cols;
+        rope_want(h, c->k + from, c->bias[1] ? c->bias[1] + at : NULL, h->norm ? c->k_norm : NULL, c->table + (c->pos + i / h->n_head_kv) * h->rope_dim, k);
         for (unsigned d = 0; d < h->head_dim; d++) {
             double got_k = quant_half(c->cache[0][to + d]), got_v = quant_half(c->cache[1][to + d]), v = (double)c->v[from + d];
+            if (c->bias[2]) v += (double)c->bias[2][at + d];
             assert_true(fabs(got_k - k[d]) <= 0x1p-11 * (fabs(k[d]) + 0.01));
-            assert_true(fabs(got_v - v) <= 0x1p-11 * fabs(v) + 3e-8);
+            assert_true(fabs(got_v - v) <= 0x1p-11 * fabs(v) + (c->bias[2] ? 1e-6 : 3e-8));
         }
     }
     for (int i = 0; i < 2; i++) {
@@ -613,6 +659,7 @@ static void rope_check_cache(const struct rope_case *c) {
 static void rope_launch(const struct simt_kernel *kernel, const struct rope_case *c, float *q, uint64_t seed) {
     struct plan_step *step = device_step((struct plan_step){ .n_tokens = c->n, .pos = c->pos });
     if (c->h.norm) launch(kernel, seed, (void *[]){ q, c->k, c->v, c->table, c->q_norm, c->k_norm, c->cache[0], c->cache[1], step });
+    else if (c->bias[0]) launch(kernel, seed, (void *[]){ q, c->k, c->v, c->table, c->bias[0], c->bias[1], c->bias[2], c->cache[0], c->cache[1], step });
     else launch(kernel, seed, (void *[]){ q, c->k, c->v, c->table, c->cache[0], c->cache[1], step });
     simt_free(step);
 }
@@ -626,17 +673,20 @@ static void rope_check(const struct simt_kernel *kernel, unsigned n, unsigned po
     c.table = weight_floats((size_t)h->ctx * h->rope_dim, 1, "table");
     c.q_norm = weight_floats(h->head_dim, 2, "q_norm"), c.k_norm = weight_floats(h->head_dim, 2, "k_norm");
     for (int i = 0; i < 2; i++) c.cache[i] = simt_alloc(h->ctx * kv_cols * 2, i ? "vcache" : "kcache");
+    for (int i = 0; i < 3 && key(kernel, "bias"); i++) c.bias[i] = weight_floats(i ? kv_cols : q_cols, 2, "bias");
     memcpy(before, q, h->n * q_cols * sizeof *q);
     rope_launch(kernel, &c, q, seed);
     for (unsigned i = 0; i < n * h->n_head; i++) {
         double want[256];
-        rope_want(h, before + i * h->head_dim, h->norm ? c.q_norm : NULL, c.table + (pos + i / h->n_head) * h->rope_dim, want);
+        rope_want(h, before + i * h->head_dim, c.bias[0] ? c.bias[0] + i % h->n_head * h->head_dim : NULL, h->norm ? c.q_norm : NULL, c.table + (pos + i / h->n_head) * h->rope_dim, want);
         assert_near(q + i * h->head_dim, want, h->head_dim, 1e-6);
     }
     assert_memory_equal(q + n * q_cols, before + n * q_cols, (h->n - n) * q_cols * sizeof *q);
     rope_check_cache(&c);
     simt_free(q), simt_free(c.k), simt_free(c.v), simt_free(c.table), simt_free(c.q_norm), simt_free(c.k_norm);
     simt_free(c.cache[0]), simt_free(c.cache[1]);
+    for (int i = 0; i < 3; i++)
+        if (c.bias[i]) simt_free(c.bias[i]);
     free(before);
 }
 
@@ -649,6 +699,7 @@ static void check_rope(const struct simt_kernel *kernel) {
 
 static void test_rope_store(void **state) { (void)state; each(simt_kernels_rows, "rope_store", check_rope); }
 static void test_rope_store_qknorm(void **state) { (void)state; each(simt_kernels_rows, "rope_store_qknorm", check_rope); }
+static void test_rope_store_bias(void **state) { (void)state; each(simt_kernels_rows, "rope_store_bias", check_rope); }
 
 /* --- attention ------------------------------------------------------------------------------------- */
 
@@ -658,15 +709,16 @@ static void attend_want(const struct attention_case *c, unsigned token, unsigned
     const struct heads *h = &c->h;
     unsigned n = c->pos + token + 1, cols = h->n_head_kv * h->head_dim, at = head / (h->n_head / h->n_head_kv) * h->head_dim;
     const float *q = c->q + ((size_t)token * h->n_head + head) * h->head_dim;
+    unsigned first = h->window && n > h->window ? n - h->window : 0;
     double *score = malloc(n * sizeof *score), top = -INFINITY, total = 0;
-    for (unsigned p = 0; p < n; p++) {
+    for (unsigned p = first; p < n; p++) {
         score[p] = 0;
         for (unsigned i = 0; i < h->head_dim; i++) score[p] += (double)q[i] * c->k_values[(size_t)p * cols + at + i];
         score[p] /= sqrt(h->head_dim);
         top = fmax(top, score[p]);
     }
     memset(out, 0, h->head_dim * sizeof *out);
-    for (unsigned p = 0; p < n; p++) {
+    for (unsigned p = first; p < n; p++) {
         double e = exp(score[p] - top);
         total += e;
         for (unsigned i = 0; i < h->head_dim; i++) out[i] += e * c->v_values[(size_t)p * cols + at + i];
@@ -690,11 +742,11 @@ static double *values_of(const uint16_t *cache, size_t n) {
 }
 
 static const struct simt_kernel *combine_of(const struct simt_kernel *attention) {
-    static const char *const names[] = { "n", "n_head", "n_head_kv", "head_dim", "ctx" };
+    static const char *const names[] = { "n", "n_head", "n_head_kv", "head_dim", "ctx", "window" };
     for (const struct simt_kernel *k = simt_kernels_attention; k->source; k++) {
         unsigned same = !strcmp(k->source, "attention_combine");
-        for (unsigned i = 0; i < 5; i++) same += key(k, names[i]) == key(attention, names[i]);
-        if (same == 6) return k;
+        for (unsigned i = 0; i < 6; i++) same += key(k, names[i]) == key(attention, names[i]);
+        if (same == 7) return k;
     }
     fail_msg("no attention_combine");
     return NULL;
@@ -739,9 +791,10 @@ static void attention_check(const struct simt_kernel *kernel, unsigned n, unsign
 }
 
 static void check_attention(const struct simt_kernel *kernel) {
-    static const unsigned contexts[] = { 1, 31, 32, 33, 255, 256, 257, 600 };
+    static const unsigned contexts[] = { 1, 31, 32, 33, 255, 256, 257, 300, 530, 600 };
     unsigned n = key(kernel, "n"), ctx = key(kernel, "ctx");
-    for (unsigned i = 0; i < 8; i++) {
+    for (unsigned i = 0; i < 10; i++) {
+        if (!key(kernel, "window") && (contexts[i] == 300 || contexts[i] == 530)) continue;
         unsigned context = contexts[i] < ctx ? contexts[i] : ctx, n_tokens = n == 1 ? 1 : bucket_first(n) + below(n - bucket_first(n) + 1);
         if (n_tokens > context && n > 1) n_tokens = context;
         attention_check(kernel, n_tokens, context, i % 3 ? 1 : 6);
@@ -754,7 +807,7 @@ static void test_attention_part(void **state) { (void)state; each(simt_kernels_a
 
 /* --- stopped --------------------------------------------------------------------------------------- */
 
-static const char *const of_decode[] = { "embed", "rms_norm", "qkv", "rope_store", "rope_store_qknorm", "attention", "attention_part",
+static const char *const of_decode[] = { "embed", "rms_norm", "norm_add", "norm_add_norm", "qkv", "rope_store", "rope_store_qknorm", "rope_store_bias", "attention", "attention_part",
                                         "attention_combine", "matmul", "gate_up", "act_mul" };
 enum { N_DECODE = sizeof of_decode / sizeof *of_decode };
 static unsigned stopped_seen;
@@ -790,7 +843,7 @@ static void test_stopped(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_embed), cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_act_mul),
-        cmocka_unit_test(test_rope_store), cmocka_unit_test(test_rope_store_qknorm), cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_norm_add), cmocka_unit_test(test_norm_add_norm), cmocka_unit_test(test_rope_store_bias), cmocka_unit_test(test_rope_store), cmocka_unit_test(test_rope_store_qknorm), cmocka_unit_test(test_attention),
         cmocka_unit_test(test_matmul_few_tokens), cmocka_unit_test(test_matmul), cmocka_unit_test(test_gate_up_few_tokens),
         cmocka_unit_test(test_gate_up), cmocka_unit_test(test_qkv_few_tokens), cmocka_unit_test(test_qkv), cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_same_bits_few_tokens),

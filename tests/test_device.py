@@ -70,7 +70,7 @@ def read_phases(text):
     return phases
 
 
-LLAMA, QWEN3 = ("--arch", "llama"), ("--arch", "qwen3")
+LLAMA, QWEN2, QWEN3, GEMMA3 = (("--arch", a) for a in ("llama", "qwen2", "qwen3", "gemma3"))
 MIX = ("--type", "q4_k", "--set", "attn_v=q6_k", "--set", "blk.1.ffn_down=q6_k", "--set", "blk.0.attn_k=q4_1", "--set", "blk.1.attn_q=f16",
        "--set", "token_embd=q8_0", "--set", "blk.1.ffn_up=f32", "--set", "blk.0.attn_output=f32")
 
@@ -95,6 +95,11 @@ DEVICES = {
     "mix": Device("h200", (8, 16, 64), *LLAMA, *MIX, *shape(256, 512, 6, 2, 128, 2, 576)),
     "further_32": Device("h200", (8, 16, 40), *LLAMA, *FURTHER_32, *shape(288, 352, 3, 1, 96, 1, 260)),
     "further_256": Device("orin_nano", (8, 24, 64), *QWEN3, *FURTHER_256, *shape(256, 512, 2, 1, 128, 1, 260)),
+    "qwen2": Device("h200", (8, 16, 64), *QWEN2, "--type", "q8_0", *shape(256, 288, 7, 1, 64, 1, 300)),
+    # layers with a window and without, across the seam between attention's splits
+    "gemma3": Device("h200", (8, 16, 32, 64), *GEMMA3, "--type", "q4_k", "--tied", "--window", 60, "--window-pattern", 2, *shape(256, 320, 4, 1, 256, 3, 300)),
+    "gemma3_80": Device("rtx_sm86", (8, 24, 48), *GEMMA3, "--type", "q8_0", "--window", 20, "--window-pattern", 2, *shape(256, 288, 6, 2, 80, 2, 300),
+                        kernels="checked"),
     "launches": Device("orin_nano", (8,), *QWEN3, "--type", "q4_k", *shape(256, 256, 2, 1, 64, 1, 300),
                        flags=("--set", "target.launch=plain"), kernels="checked"),
 }
@@ -334,7 +339,7 @@ class Generation(Emulated):
                 self.assert_same(got[1:4], want[m - 1:m + 2])
                 got, want = got[4:], want[m + 2:]
 
-        self.each(work, (d for name, d in DEVICES.items() if name in ("q4_1", "q8_0", "mix", "launches")))
+        self.each(work, (d for name, d in DEVICES.items() if name in ("q4_1", "q8_0", "mix", "gemma3", "launches")))
 
 
 class Selftest(Emulated):

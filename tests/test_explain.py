@@ -16,6 +16,9 @@ kernel "matmul" { tokens = 1 }
 kernel "matmul" { quant = "q8_0", when = { n = 8 }, tokens = 2 }
 '''
 
+OTHERS = "ahead=4096 (default), turns=16 (default)"       # of matmul
+REST = re.escape(OTHERS)
+
 
 class Report(product.Case):
     def report(self, *args, rc=0):
@@ -48,12 +51,12 @@ class Explain(Report):
             if not row["kernel"].startswith("jk_matmul"):
                 self.assertEqual(row["why"], "the only kernel for this: nothing to tune")
             elif "_n8_" in row["kernel"]:
-                self.assertRegex(row["why"], r"^tokens=2 \(\S*mine\.lua:5, over \S*mine\.lua:4 \(= 1\)\)$")
+                self.assertRegex(row["why"], r"^tokens=2 \(\S*mine\.lua:5, over \S*mine\.lua:4 \(= 1\)\), " + REST + "$")
             else:
-                self.assertRegex(row["why"], r"^tokens=1 \(\S*mine\.lua:4\)$")
+                self.assertRegex(row["why"], r"^tokens=1 \(\S*mine\.lua:4\), " + REST + "$")
         plan = product.plan(product.model(*TINY), "--set", "matmul.tokens=2", *FLAGS)
         whys = {row["why"] for row in self.report("explain", plan)["kernels"]}
-        self.assertEqual(whys, {"tokens=2 (--set)", "the only kernel for this: nothing to tune"})
+        self.assertEqual(whys, {"tokens=2 (--set), " + OTHERS, "the only kernel for this: nothing to tune"})
 
     def test_costs_are_the_models(self):
         """By hand from bytes, flops and the spec's rates."""
@@ -154,7 +157,7 @@ class Diff(Report):
         self.assertEqual([x["fact"] for x in f["facts"]], ["spec_hash"])
         self.assertEqual({k["difference"] for k in f["kernels"]}, {"parameters"})
         self.assertTrue(all(k["kernel"].startswith("jk_matmul") for k in f["kernels"]))
-        self.assertEqual({(k["a_why"], k["b_why"]) for k in f["kernels"]}, {("tokens=4 (default)", "tokens=1 (--set)")})
+        self.assertEqual({(k["a_why"], k["b_why"]) for k in f["kernels"]}, {(f"tokens=4 (default), {OTHERS}", f"tokens=1 (--set), {OTHERS}")})
         self.assertEqual((f["weights"], f["steps"]), ([], []))
         self.markdown_agrees("diff", self.plan(), self.plan("--set", "matmul.tokens=1"), rc=1)
 

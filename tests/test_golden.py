@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""SmolLM2 135M against golden values: token ids, greedy text, logits; and what a plan finds out about itself.
+"""SmolLM2 135M and Gemma 3 270M against golden values: token ids, greedy text, logits; and what a plan finds out about itself.
 
-The model is $JLLM_TEST_MODEL or ~/.cache/jllm/models/SmolLM2-135M-Instruct.Q4_1.gguf (`./jllm fetch`); without it the
-classes that need it are skipped. tests/golden holds what is committed of the golden values; the full set and the
+The models are $JLLM_TEST_MODEL and $JLLM_TEST_GEMMA, or those in ~/.cache/jllm/models (`./jllm fetch`, `./jllm fetch gemma3`);
+without one the classes that need it are skipped. tests/golden holds what is committed of the golden values; the full set and the
 strings for the tokenizer are taken from ../shared where that stands beside the repository.
 """
 import hashlib
@@ -18,29 +18,32 @@ import product
 from product import TINY
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-MODEL = os.environ.get("JLLM_TEST_MODEL") or os.path.expanduser(f"~/.cache/jllm/models/{FILE}")
+MODELS = os.environ.get("JLLM_CACHE_DIR") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jllm")
+MODEL = os.environ.get("JLLM_TEST_MODEL") or os.path.join(MODELS, "models", FILE)
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 needs_model = unittest.skipUnless(os.path.exists(MODEL), f"no {MODEL}: `./jllm fetch` gets it, JLLM_TEST_MODEL names another place")
+GEMMA = os.environ.get("JLLM_TEST_GEMMA") or os.path.join(MODELS, "models", "gemma-3-270m-q4_k_m.gguf")
+GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+needs_gemma = unittest.skipUnless(os.path.exists(GEMMA), f"no {GEMMA}: `./jllm fetch gemma3` gets it, JLLM_TEST_GEMMA names another place")
 
 
-class Golden(product.Case):
-    def plan(self):
-        return product.plan(MODEL)
+class Golden:
+    """What is asked of both. model, sha256, values and n_cases are those of the class."""
 
-    def cases(self):
-        some, full = product.golden("smollm2-135m.json")
-        cases = (full or some)["cases"]
-        self.assertEqual(len(cases), 9)
-        return cases
-
-
-@needs_model
-class SmolLM2(Golden):
     @classmethod
     def setUpClass(cls):
-        digest = hashlib.sha256(product.read(MODEL)).hexdigest()
-        if digest != SHA256:
-            raise AssertionError(f"{MODEL} has sha256 {digest}, not {SHA256}")
+        digest = hashlib.sha256(product.read(cls.model)).hexdigest()
+        if digest != cls.sha256:
+            raise AssertionError(f"{cls.model} has sha256 {digest}, not {cls.sha256}")
+
+    def plan(self):
+        return product.plan(self.model)
+
+    def cases(self):
+        some, full = product.golden(self.values)
+        cases = (full or some)["cases"]
+        self.assertEqual(len(cases), self.n_cases)
+        return cases
 
     def close(self, case, row):
         ids = np.array([int(i) for i in case["logits"]])
@@ -54,6 +57,51 @@ class SmolLM2(Golden):
                 got = product.logits(self.plan(), case["tokens"])
                 self.assertEqual(len(got), len(case["tokens"]))
                 self.close(case, got[-1])
+
+    def test_greedy_ids(self):
+        """Golden prompt and continuation in one pass: every continuation token is the largest logit before it."""
+        for case in self.cases():
+            with self.subTest(case["name"]):
+                n = len(case["tokens"])
+                got = product.logits(self.plan(), case["tokens"] + case["continuation"])
+                self.assertEqual([int(i) for i in got[n - 1:-1].argmax(1)], case["continuation"])
+
+    def test_selftest(self):
+        for flags in ((), ("-t", 1)):
+            r = self.ok(product.run("jllm-run", self.plan(), "--selftest", *flags))
+            self.assertRegex(r.text + r.err, r"model")
+
+    def test_size(self):
+        """No type is stored as another: plan bytes over GGUF bytes."""
+        self.assertLessEqual(os.path.getsize(self.plan()) / os.path.getsize(self.model), 1.03)
+
+    def test_strings(self):
+        """Ids of awkward strings, and text that comes back as it went in."""
+        name = os.path.join(product.SHARED, "golden", self.strings)
+        if not os.path.exists(name):
+            self.skipTest("golden strings stand beside the repository, which they do not here")
+        for string, ids in json.loads(product.read(name))["cases"]:
+            with self.subTest(string):
+                r = self.ok(product.run("jllm-run", self.plan(), "--tokenize", stdin=string.encode("utf-8", "surrogatepass")))
+                self.assertEqual(json.loads(r.text), ids)
+                r = self.ok(product.run("jllm-run", self.plan(), "--detokenize", stdin=json.dumps(ids).encode()))
+                self.assertEqual(r.out.decode("utf-8", "surrogatepass"), self.said(string))
+
+    def said(self, string):
+        """What the ids of a text say."""
+        return string
+
+    def test_one_long_text(self):
+        """What the ids say together is the text, byte for byte."""
+        text = "\n---\n".join(c["text"] for c in self.cases()).encode() + "é e\u0301 ½ 1234567890 日本語 \U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 \t\r\n\u00a0'LL".encode()
+        r = self.ok(product.run("jllm-run", self.plan(), "--tokenize", stdin=text))
+        back = self.ok(product.run("jllm-run", self.plan(), "--detokenize", stdin=r.out))
+        self.same_bytes(back.out, text)
+
+
+@needs_model
+class SmolLM2(Golden, product.Case):
+    model, sha256, values, n_cases, strings = MODEL, SHA256, "smollm2-135m.json", 9, "tokens-smollm2.json"
 
     def test_token_ids(self):
         for case in self.cases():
@@ -99,23 +147,6 @@ class SmolLM2(Golden):
                 self.ok(product.run("jllm-run", self.plan(), "-p", turns["user"], *(["-sys", turns["system"]] if "system" in turns else []), "--logits", out))
                 np.testing.assert_array_equal(np.load(out), product.logits(self.plan(), case["tokens"]))
 
-    def test_greedy_ids(self):
-        """Golden prompt and continuation in one pass: every continuation token is the largest logit before it."""
-        for case in self.cases():
-            with self.subTest(case["name"]):
-                n = len(case["tokens"])
-                got = product.logits(self.plan(), case["tokens"] + case["continuation"])
-                self.assertEqual([int(i) for i in got[n - 1:-1].argmax(1)], case["continuation"])
-
-    def test_selftest(self):
-        for flags in ((), ("-t", 1)):
-            r = self.ok(product.run("jllm-run", self.plan(), "--selftest", *flags))
-            self.assertRegex(r.text + r.err, r"model")
-
-    def test_size(self):
-        """No type is stored as another: plan bytes over GGUF bytes."""
-        self.assertLessEqual(os.path.getsize(self.plan()) / os.path.getsize(MODEL), 1.03)
-
     def test_a_changed_weight_byte(self):
         """Named by --selftest and by --verify, wherever it is."""
         data = product.read(self.plan())
@@ -136,35 +167,46 @@ class SmolLM2(Golden):
         self.ok(product.run("jllm-run", bad, "--verify", "-p", "x", "-n", 1))
         os.unlink(bad)
 
-    def test_strings(self):
-        """Ids of awkward strings, and text that comes back as it went in."""
-        name = os.path.join(product.SHARED, "golden", "tokens-smollm2.json")
-        if not os.path.exists(name):
-            self.skipTest("golden strings stand beside the repository, which they do not here")
-        for string, ids in json.loads(product.read(name))["cases"]:
-            with self.subTest(string):
-                r = self.ok(product.run("jllm-run", self.plan(), "--tokenize", stdin=string.encode("utf-8", "surrogatepass")))
-                self.assertEqual(json.loads(r.text), ids)
-                r = self.ok(product.run("jllm-run", self.plan(), "--detokenize", stdin=json.dumps(ids).encode()))
-                self.assertEqual(r.out.decode("utf-8", "surrogatepass"), string)
 
-    def test_one_long_text(self):
-        """What the ids say together is the text, byte for byte."""
-        text = "\n---\n".join(c["text"] for c in self.cases()).encode() + "é e\u0301 ½ 1234567890 日本語 \U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 \t\r\n\u00a0'LL".encode()
-        r = self.ok(product.run("jllm-run", self.plan(), "--tokenize", stdin=text))
-        back = self.ok(product.run("jllm-run", self.plan(), "--detokenize", stdin=r.out))
-        self.same_bytes(back.out, text)
+
+@needs_gemma
+class Gemma3(Golden, product.Case):
+    """A base model: no chat, prompts begin with bos."""
+
+    model, sha256, values, n_cases, strings = GEMMA, GEMMA_SHA256, "gemma3-270m.json", 7, "tokens-gemma3.json"
+
+    def said(self, string):
+        return string.replace("\u2581", " ")      # one character for both
+
+    def test_token_ids(self):
+        for case in self.cases():
+            with self.subTest(case["name"]):
+                r = self.ok(product.run("jllm-run", self.plan(), "--tokenize", stdin=case["text"].encode()))
+                self.assertEqual([2, *json.loads(r.text)], case["tokens"])
+
+    def test_text(self):
+        for case in self.cases():
+            with self.subTest(case["name"]):
+                r = self.ok(product.run("jllm-run", self.plan(), "-p", case["text"], "-n", len(case["continuation"]), "--temp", 0, "--no-display-prompt"))
+                self.assertEqual(r.text, case["continuation_text"] + "\n")
+
+    def test_more_than_a_window(self):
+        """Past the 512 positions of a window: in passes and token by token, the same bits."""
+        ids = [2, *product.some_ids(540, 262144, 3)]
+        whole = product.logits(self.plan(), ids)
+        np.testing.assert_array_equal(product.logits(self.plan(), ids[:530]), whole[:530])
 
 
 class Committed(product.Case):
     def test_golden_values_are_a_part_of_the_full_set(self):
-        some, full = product.golden("smollm2-135m.json")
-        if not full:
-            self.skipTest("the full set stands beside the repository, which it does not here")
-        for a, b in zip(some["cases"], full["cases"], strict=True):
-            for k, v in a.items():
-                self.assertEqual(v, {i: b[k][i] for i in v} if k == "logits" else b[k])
-            self.assertEqual(len(a["logits"]), 40)
+        for name in ("smollm2-135m.json", "gemma3-270m.json"):
+            some, full = product.golden(name)
+            if not full:
+                self.skipTest("the full set stands beside the repository, which it does not here")
+            for a, b in zip(some["cases"], full["cases"], strict=True):
+                for k, v in a.items():
+                    self.assertEqual(v, {i: b[k][i] for i in v} if k == "logits" else b[k])
+                self.assertEqual(len(a["logits"]), 40)
 
 
 class WrongKernels(product.Case):

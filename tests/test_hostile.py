@@ -363,7 +363,7 @@ class Tokenizers(Hostile):
                 self.refused(r, 1, r"'jam'", r"smollm")
 
     def test_other_tokenizers(self):
-        self.refuse(self.base().set(self.T + "model", STRING, "llama").bytes(), r"tokenizer\.ggml\.model", r"'llama'")
+        self.refuse(self.base().set(self.T + "model", STRING, "t5").bytes(), r"tokenizer\.ggml\.model", r"'t5'")
         self.refuse(self.base().drop(self.T + "model").bytes(), r"tokenizer\.ggml\.model is missing")
         self.refuse(self.base().drop(self.T + "tokens").bytes(), r"tokenizer\.ggml\.tokens is missing")
         self.refuse(self.base().drop(self.T + "merges").bytes(), r"tokenizer\.ggml\.merges is missing")

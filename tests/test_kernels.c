@@ -1,6 +1,6 @@
 /* Every CPU kernel against double precision on fresh random inputs, in awkward shapes, with outputs poisoned
  * with NaN and guarded; and bit for bit: many tokens against one at a time, and any split of the items.
- * Built for AVX2 and for the portable baseline, with sanitizers and without.
+ * Built for AVX-512, AVX2 and the portable baseline, with sanitizers and without.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -163,14 +163,29 @@ static struct guarded packed(enum quant q, const uint8_t *tensor, size_t rows, s
 
 #define MATMULS(q) { embed_##q, matmul_n1_##q, { { matmul_n8_##q, 8 }, { matmul_n8_tokens1_##q, 8 }, \
                      { matmul_n24_tokens2_##q, 24 }, { matmul_n72_##q, 72 } } }
+#define MATMUL(q) { embed_##q, matmul_n1_##q, { { matmul_n72_##q, 72 } } }   /* one shape of register tile */
 static const struct {
     plan_cpu_kernel *embed, *one;
     struct { plan_cpu_kernel *run; unsigned n; } many[4];
 } matmuls[QUANT_COUNT] = {
-    [QUANT_F32] = MATMULS(f32),   [QUANT_F16] = MATMULS(f16),   [QUANT_Q4_1] = MATMULS(q4_1),
-    [QUANT_Q8_0] = MATMULS(q8_0), [QUANT_Q4_K] = MATMULS(q4_k), [QUANT_Q6_K] = MATMULS(q6_k),
+    [QUANT_F32] = MATMULS(f32),
+    [QUANT_F16] = MATMUL(f16),
+    [QUANT_BF16] = MATMUL(bf16),
+    [QUANT_Q4_0] = MATMUL(q4_0),
+    [QUANT_Q4_1] = MATMULS(q4_1),
+    [QUANT_Q5_0] = MATMUL(q5_0),
+    [QUANT_Q5_1] = MATMUL(q5_1),
+    [QUANT_Q8_0] = MATMUL(q8_0),
+    [QUANT_Q2_K] = MATMULS(q2_k),
+    [QUANT_Q3_K] = MATMUL(q3_k),
+    [QUANT_Q4_K] = MATMUL(q4_k),
+    [QUANT_Q5_K] = MATMUL(q5_k),
+    [QUANT_Q6_K] = MATMULS(q6_k),
+    [QUANT_IQ4_NL] = MATMUL(iq4_nl),
+    [QUANT_IQ4_XS] = MATMUL(iq4_xs),
+    [QUANT_MXFP4] = MATMUL(mxfp4),
 };
-static bool takes_floats(enum quant q) { return q == QUANT_F32 || q == QUANT_F16; }
+static bool takes_floats(enum quant q) { return quant_formats[q].block_elems == 1; }
 
 enum { TOKENS = 70 };
 struct matmul_case {
@@ -241,7 +256,7 @@ static void check_embed(const struct matmul_case *c, const uint8_t *tensor) {
     run_split(matmuls[c->q].embed, (void *[]){ guarded_data(c->w), x }, &step, 7);
     for (unsigned t = 0; t < 5; t++) {
         quant_decode(f, tensor + (size_t)step.ids[t] * c->k / f->block_elems * f->block_bytes, c->k, w);
-        for (unsigned k = 0; k < c->k; k++) assert_true(x[t * c->k + k] == (float)w[k]);
+        for (unsigned k = 0; k < c->k; k++) assert_true(x[t * c->k + k] == (float)w[k] * jt_scale);
     }
     assert_poison(x + 5 * c->k, (size_t)2 * c->k * 4);
     guarded_free(out);
@@ -255,14 +270,14 @@ static void check_matrix(enum quant q, unsigned m, unsigned k, bool every_n) {
     c.start = random_floats((size_t)TOKENS * m, 1);
     jt_m = m;
     jt_k = k;
-    check_embed(&c, tensor);
+    for (jt_scale = 1; jt_scale < 5; jt_scale *= 1.7f) check_embed(&c, tensor);
     for (jt_residual = 0; jt_residual < 2; jt_residual++) {
         struct guarded rows = guarded_new((size_t)TOKENS * m * 4);
         c.rows = guarded_data(rows);
         if (jt_residual) memcpy(c.rows, c.start, (size_t)TOKENS * m * 4);
         for (unsigned t = 0; t < TOKENS; t++) matmul_run(&c, matmuls[q].one, 1, t, 1, c.rows + t * m);
         matmul_check_values(&c, tensor);
-        for (unsigned i = 0; i < COUNT(matmuls[q].many); i++)
+        for (unsigned i = 0; i < COUNT(matmuls[q].many) && matmuls[q].many[i].run; i++)
             for (unsigned n = 1; n <= matmuls[q].many[i].n && n <= TOKENS; n += every_n || n < 5 ? 1 : 1 + below(17))
                 matmul_check_many(&c, matmuls[q].many[i].run, matmuls[q].many[i].n, n);
         guarded_free(rows);
@@ -287,12 +302,42 @@ static void check_type(enum quant q) {
     check_matrix(q, 5, 256, false);
 }
 
-static void test_q4_1(void **state) { (void)state; check_type(QUANT_Q4_1); }
-static void test_q8_0(void **state) { (void)state; check_type(QUANT_Q8_0); }
-static void test_q4_k(void **state) { (void)state; check_type(QUANT_Q4_K); }
-static void test_q6_k(void **state) { (void)state; check_type(QUANT_Q6_K); }
-static void test_f16(void **state) { (void)state; check_type(QUANT_F16); }
 static void test_f32(void **state) { (void)state; check_type(QUANT_F32); }
+static void test_f16(void **state) { (void)state; check_type(QUANT_F16); }
+static void test_bf16(void **state) { (void)state; check_type(QUANT_BF16); }
+static void test_q4_0(void **state) { (void)state; check_type(QUANT_Q4_0); }
+static void test_q4_1(void **state) { (void)state; check_type(QUANT_Q4_1); }
+static void test_q5_0(void **state) { (void)state; check_type(QUANT_Q5_0); }
+static void test_q5_1(void **state) { (void)state; check_type(QUANT_Q5_1); }
+static void test_q8_0(void **state) { (void)state; check_type(QUANT_Q8_0); }
+static void test_q2_k(void **state) { (void)state; check_type(QUANT_Q2_K); }
+static void test_q3_k(void **state) { (void)state; check_type(QUANT_Q3_K); }
+static void test_q4_k(void **state) { (void)state; check_type(QUANT_Q4_K); }
+static void test_q5_k(void **state) { (void)state; check_type(QUANT_Q5_K); }
+static void test_q6_k(void **state) { (void)state; check_type(QUANT_Q6_K); }
+static void test_iq4_nl(void **state) { (void)state; check_type(QUANT_IQ4_NL); }
+static void test_iq4_xs(void **state) { (void)state; check_type(QUANT_IQ4_XS); }
+static void test_mxfp4(void **state) { (void)state; check_type(QUANT_MXFP4); }
+
+/* Every exponent of MXFP4: row r has 2^(r - 128), from below the normal numbers to beyond the largest. */
+static void test_exponents(void **state) {
+    (void)state;
+    uint8_t *tensor = random_tensor(QUANT_MXFP4, 256, 32);
+    for (unsigned r = 0; r < 256; r++) tensor[17 * r] = (uint8_t)r;
+    struct guarded w = packed(QUANT_MXFP4, tensor, 256, 32);
+    jt_m = 256;
+    jt_k = 32;
+    for (unsigned r = 0; r < 256; r++) {
+        struct plan_step step = { .n_tokens = 1, .ids = { (int32_t)r } };
+        float x[32];
+        double want[32];
+        embed_mxfp4((void *[]){ guarded_data(w), x }, &step, 0, 1);
+        quant_decode(&quant_formats[QUANT_MXFP4], tensor + 17 * r, 32, want);
+        for (unsigned k = 0; k < 32; k++) assert_true(x[k] == (float)want[k]);
+    }
+    guarded_free(w);
+    free(tensor);
+}
 
 /* A value that is not finite makes NaN of what reads its block, and nothing else of the token. */
 static void test_not_finite(void **state) {
@@ -358,6 +403,27 @@ static void test_rms_norm(void **state) {
     }
 }
 
+/* A norm that is added, to 72 rows of which n are there. */
+static void test_norm_add(void **state) {
+    (void)state;
+    for (unsigned i = 0; i < 8; i++) {
+        unsigned k = (unsigned[]){ 32, 64, 96, 640 }[i % 4], n = 1 + below(70);
+        size_t all = (size_t)72 * k;
+        float *x = random_floats(all, 2), *y = random_floats(all, 3), *w = random_floats(k, 2), *before = malloc(all * sizeof *before);
+        double *want = malloc(k * sizeof *want);
+        memcpy(before, x, all * sizeof *x);
+        jt_k = k, jt_row = 0;
+        run_split(rms_norm_add, (void *[]){ y, w, x }, &(struct plan_step){ .n_tokens = n }, 72);
+        for (unsigned t = 0; t < n; t++) {
+            norm_want(y + (size_t)t * k, w, k, want);
+            for (unsigned j = 0; j < k; j++) want[j] += (double)before[(size_t)t * k + j];
+            assert_near(x + (size_t)t * k, want, k, 4e-7);
+        }
+        assert_memory_equal(x + (size_t)n * k, before + (size_t)n * k, (72 - n) * k * sizeof *x);
+        free(x), free(y), free(w), free(before), free(want);
+    }
+}
+
 static void test_quantize(void **state) {
     (void)state;
     for (unsigned i = 0; i < 6; i++) {
@@ -384,6 +450,12 @@ static void test_act_mul(void **state) {
         jt_k = k;
         check_rows(act_mul_f32, false, gate, up, 3, n, k, (k + 255) / 256, want);
         check_rows(act_mul_a16, true, gate, up, 3, n, k, (k + 255) / 256, want);
+        for (size_t j = 0; j < (size_t)72 * k; j++) {
+            double g = (double)gate[j];
+            want[j] = g / 2 * (1 + tanh(sqrt(2 / acos(-1)) * (g + 0.044715 * g * g * g))) * (double)up[j];
+        }
+        check_rows(act_mul_gelu_f32, false, gate, up, 3, n, k, (k + 255) / 256, want);
+        check_rows(act_mul_gelu_a16, true, gate, up, 3, n, k, (k + 255) / 256, want);
         free(gate), free(up), free(want);
     }
 }
@@ -428,14 +500,14 @@ static double cache_at(const void *cache, bool f16, size_t i) {
     return f16 ? quant_half(((const uint16_t *)cache)[i]) : (double)((const float *)cache)[i];
 }
 
-static void rope_want(const float *x, const float *w, const float *turn, double *y) {
+static void rope_want(const float *x, const float *bias, const float *w, const float *turn, double *y) {
     double head[256], factor = 1;
     if (w) {
         double sum = 0;
         for (unsigned i = 0; i < jt_head_dim; i++) sum += (double)x[i] * (double)x[i];
         factor = 1 / sqrt(sum / jt_head_dim + (double)JT_EPS);
     }
-    for (unsigned i = 0; i < jt_head_dim; i++) y[i] = head[i] = (double)x[i] * factor * (w ? (double)w[i] : 1);
+    for (unsigned i = 0; i < jt_head_dim; i++) y[i] = head[i] = ((double)x[i] + (bias ? (double)bias[i] : 0)) * factor * (w ? (double)w[i] : 1);
     for (unsigned i = 0; i < jt_rope_dim / 2; i++) {
         unsigned a = jt_neox ? i : 2 * i, b = jt_neox ? i + jt_rope_dim / 2 : 2 * i + 1;
         y[a] = head[a] * (double)turn[2 * i] - head[b] * (double)turn[2 * i + 1];
@@ -447,7 +519,7 @@ struct rope_case {
     plan_cpu_kernel *kernel;
     bool f16, norm;
     unsigned n, pos;
-    float *q, *k, *v, *table, *q_norm, *k_norm;
+    float *q, *k, *v, *table, *q_norm, *k_norm, *bias;   /* bias: of q, k and v, one after the other; NULL: none */
 };
 
 static void rope_run(const struct rope_case *c, unsigned first, unsigned n, float *q, void *k_cache, void *v_cache) {
@@ -456,7 +528,10 @@ static void rope_run(const struct rope_case *c, unsigned first, unsigned n, floa
     float *k = c->k + first * kv_cols, *v = c->v + first * kv_cols;
     q += first * jt_n_head * jt_head_dim;
     if (c->norm) run_split(c->kernel, (void *[]){ q, k, v, c->table, c->q_norm, c->k_norm, k_cache, v_cache }, &step, (n + 2) * heads);
-    else run_split(c->kernel, (void *[]){ q, k, v, c->table, k_cache, v_cache }, &step, (n + 2) * heads);
+    else if (c->bias) {
+        float *k_bias = c->bias + jt_n_head * jt_head_dim;
+        run_split(c->kernel, (void *[]){ q, k, v, c->table, c->bias, k_bias, k_bias + kv_cols, k_cache, v_cache }, &step, (n + 2) * heads);
+    } else run_split(c->kernel, (void *[]){ q, k, v, c->table, k_cache, v_cache }, &step, (n + 2) * heads);
 }
 
 static void rope_check_cache(const struct rope_case *c, const void *k_cache, const void *v_cache) {
@@ -465,10 +540,12 @@ static void rope_check_cache(const struct rope_case *c, const void *k_cache, con
     for (unsigned t = 0; t < c->n; t++) {
         for (unsigned h = 0; h < jt_n_head_kv; h++) {
             size_t from = t * cols + h * jt_head_dim, to = (c->pos + t) * cols + h * jt_head_dim;
-            rope_want(c->k + from, c->norm ? c->k_norm : NULL, c->table + (c->pos + t) * jt_rope_dim, k);
+            const float *k_bias = c->bias ? c->bias + (jt_n_head + h) * jt_head_dim : NULL;
+            rope_want(c->k + from, k_bias, c->norm ? c->k_norm : NULL, c->table + (c->pos + t) * jt_rope_dim, k);
             for (unsigned i = 0; i < jt_head_dim; i++) {
-                assert_true(fabs(cache_at(k_cache, c->f16, to + i) - k[i]) <= bound * (fabs(k[i]) + 1));
-                assert_true(fabs(cache_at(v_cache, c->f16, to + i) - (double)c->v[from + i]) <= bound * fabs((double)c->v[from + i]) + 3e-8);
+                assert_true(fabs(cache_at(k_cache, c->f16, to + i) - k[i]) <= bound * (fabs(k[i]) + (k_bias ? 3 : 1)));   /* a sum may cancel */
+                double v = (double)c->v[from + i] + (k_bias ? (double)k_bias[cols + i] : 0);
+                assert_true(fabs(cache_at(v_cache, c->f16, to + i) - v) <= bound * (fabs(v) + (k_bias ? 1 : 0)) + 3e-8);
             }
         }
     }
@@ -494,7 +571,8 @@ static void check_rope(struct rope_case *c) {
     assert_memory_equal(guarded_data(g[3]), guarded_data(g[5]), cache_bytes);
     double want[256];
     for (unsigned h = 0; h < c->n * jt_n_head; h++) {
-        rope_want(c->q + h * jt_head_dim, c->norm ? c->q_norm : NULL, c->table + (c->pos + h / jt_n_head) * jt_rope_dim, want);
+        const float *bias = c->bias ? c->bias + h % jt_n_head * jt_head_dim : NULL;
+        rope_want(c->q + h * jt_head_dim, bias, c->norm ? c->q_norm : NULL, c->table + (c->pos + h / jt_n_head) * jt_rope_dim, want);
         assert_near(q + h * jt_head_dim, want, jt_head_dim, 4e-7);
     }
     assert_memory_equal(q + c->n * q_cols, c->q + c->n * q_cols, (size_t)2 * q_cols * 4);
@@ -505,36 +583,40 @@ static void check_rope(struct rope_case *c) {
 static void test_rope_store(void **state) {
     (void)state;
     static const struct { plan_cpu_kernel *kernel; bool f16, norm; } kinds[] = {
-        { rope_f32, false, false }, { rope_f16, true, false }, { rope_f32_norm, false, true }, { rope_f16_norm, true, true } };
+        { rope_f32, false, false }, { rope_f16, true, false }, { rope_f32_norm, false, true }, { rope_f16_norm, true, true },
+        { rope_f32_bias, false, false }, { rope_f16_bias, true, false } };
     static const unsigned dims[][2] = { { 64, 64 }, { 80, 80 }, { 96, 48 }, { 128, 128 }, { 256, 64 } };
-    for (unsigned i = 0; i < 40; i++) {
-        struct rope_case c = { kinds[i % 4].kernel, kinds[i % 4].f16, kinds[i % 4].norm, 1 + below(9), below(500), 0, 0, 0, 0, 0, 0 };
-        jt_head_dim = dims[i % 5][0], jt_rope_dim = dims[i % 5][1], jt_neox = i / 4 % 2;
+    for (unsigned i = 0; i < 60; i++) {
+        struct rope_case c = { kinds[i % 6].kernel, kinds[i % 6].f16, kinds[i % 6].norm, 1 + below(9), below(500), 0, 0, 0, 0, 0, 0, 0 };
+        jt_head_dim = dims[i % 5][0], jt_rope_dim = dims[i % 5][1], jt_neox = i / 6 % 2;
         jt_n_head_kv = 1 + below(3), jt_n_head = jt_n_head_kv * (1 + below(4));
         size_t rows = c.n + 2, kv = rows * jt_n_head_kv * jt_head_dim;
         c.q = random_floats(rows * jt_n_head * jt_head_dim, 4), c.k = random_floats(kv, 4), c.v = random_floats(kv, 4);
         c.table = random_floats((size_t)CTX * jt_rope_dim, 1);
         c.q_norm = random_floats(jt_head_dim, 2), c.k_norm = random_floats(jt_head_dim, 2);
+        if (i % 6 > 3) c.bias = random_floats((jt_n_head + 2 * jt_n_head_kv) * jt_head_dim, 2);
         check_rope(&c);
+        free(c.bias);
         free(c.q), free(c.k), free(c.v), free(c.table), free(c.q_norm), free(c.k_norm);
     }
 }
 
 /* --- attention ------------------------------------------------------------------------------------- */
 
-struct attention_case { plan_cpu_kernel *kernel; bool f16; unsigned head_dim; const float *q; const void *k, *v; };
+struct attention_case { plan_cpu_kernel *kernel; bool f16; unsigned head_dim, window; const float *q; const void *k, *v; };
 
 static void attend_want(const struct attention_case *c, const float *q, unsigned kv_head, unsigned positions, double *out) {
     double *score = malloc(positions * sizeof *score), top = -INFINITY, total = 0;
     unsigned cols = jt_n_head_kv * c->head_dim, at = kv_head * c->head_dim;
-    for (unsigned p = 0; p < positions; p++) {
+    unsigned first = c->window && positions > c->window ? positions - c->window : 0;
+    for (unsigned p = first; p < positions; p++) {
         score[p] = 0;
         for (unsigned i = 0; i < c->head_dim; i++) score[p] += (double)q[i] * cache_at(c->k, c->f16, p * cols + at + i);
         score[p] /= sqrt(c->head_dim);
         top = fmax(top, score[p]);
     }
     for (unsigned i = 0; i < c->head_dim; i++) out[i] = 0;
-    for (unsigned p = 0; p < positions; p++) {
+    for (unsigned p = first; p < positions; p++) {
         double e = exp(score[p] - top);
         total += e;
         for (unsigned i = 0; i < c->head_dim; i++) out[i] += e * cache_at(c->v, c->f16, p * cols + at + i);
@@ -580,15 +662,19 @@ static struct guarded random_cache(bool f16, unsigned cols, unsigned rows) {
 
 static void test_attention(void **state) {
     (void)state;
-    static const struct { plan_cpu_kernel *kernel; bool f16; unsigned head_dim; } kinds[] = {
-        { attention_f32_64, false, 64 },   { attention_f32_80, false, 80 }, { attention_f32_96, false, 96 },
-        { attention_f32_128, false, 128 }, { attention_f32_256, false, 256 }, { attention_f16_64, true, 64 },
-        { attention_f16_80, true, 80 },    { attention_f16_128, true, 128 } };
+    static const struct { plan_cpu_kernel *kernel; bool f16; unsigned head_dim; bool window; } kinds[] = {
+        { attention_f32_64, false, 64, false },   { attention_f32_80, false, 80, false }, { attention_f32_96, false, 96, false },
+        { attention_f32_128, false, 128, false }, { attention_f32_256, false, 256, false }, { attention_f16_64, true, 64, false },
+        { attention_f16_80, true, 80, false },    { attention_f16_128, true, 128, false },
+        { attention_f32_64_window, false, 64, true }, { attention_f32_256_window, false, 256, true },
+        { attention_f16_128_window, true, 128, true } };
+    static const unsigned windows[] = { 1, 7, 8, 20, 255, 256, 300, 1000 };
     static const unsigned contexts[] = { 1, 31, 32, 33, 255, 256, 257, 513 }, groups[] = { 1, 3, 4, 6, 7, 8 };
-    for (unsigned i = 0; i < 48; i++) {
-        struct attention_case c = { kinds[i % 8].kernel, kinds[i % 8].f16, kinds[i % 8].head_dim, 0, 0, 0 };
-        unsigned context = contexts[(i + i / 8) % 8], n = 1 + below(context < 9 ? context : 9);
-        jt_n_head_kv = 1 + i % 2, jt_n_head = jt_n_head_kv * groups[i / 8];
+    for (unsigned i = 0; i < 88; i++) {
+        unsigned kind = i % 11, window = windows[i / 11];
+        struct attention_case c = { kinds[kind].kernel, kinds[kind].f16, kinds[kind].head_dim, kinds[kind].window ? window : 0, 0, 0, 0 };
+        unsigned context = contexts[(kind + i / 11 + (c.window ? 4 : 0)) % 8], n = 1 + below(context < 9 ? context : 9);
+        jt_n_head_kv = 1 + i % 2, jt_n_head = jt_n_head_kv * groups[i / 11 % 6], jt_window = window;
         float *q = random_floats((size_t)(n + 1) * jt_n_head * c.head_dim, i % 3 ? 1.0f : 6.0f);
         struct guarded k = random_cache(c.f16, jt_n_head_kv * c.head_dim, context);
         struct guarded v = random_cache(c.f16, jt_n_head_kv * c.head_dim, context);
@@ -598,12 +684,28 @@ static void test_attention(void **state) {
     }
 }
 
-int main(void) {
+#ifdef __AVX512VNNI__
+static void test_lacking(void **state) {
+    (void)state;
+    puts("this CPU lacks avx512_vnni");
+    skip();
+}
+#endif
+
+/* A pattern of names leaves the other tests out. */
+int main(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+#ifdef __AVX512VNNI__
+    if (!__builtin_cpu_supports("avx512vnni")) return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(test_lacking) }), NULL, NULL);
+#endif
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_q4_1),     cmocka_unit_test(test_q8_0),       cmocka_unit_test(test_q4_k),
-        cmocka_unit_test(test_q6_k),     cmocka_unit_test(test_f16),        cmocka_unit_test(test_f32),
+        cmocka_unit_test(test_f32), cmocka_unit_test(test_f16), cmocka_unit_test(test_bf16), cmocka_unit_test(test_q4_0),
+        cmocka_unit_test(test_q4_1), cmocka_unit_test(test_q5_0), cmocka_unit_test(test_q5_1), cmocka_unit_test(test_q8_0),
+        cmocka_unit_test(test_q2_k), cmocka_unit_test(test_q3_k), cmocka_unit_test(test_q4_k), cmocka_unit_test(test_q5_k),
+        cmocka_unit_test(test_q6_k), cmocka_unit_test(test_iq4_nl), cmocka_unit_test(test_iq4_xs), cmocka_unit_test(test_mxfp4),
+        cmocka_unit_test(test_exponents),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_quantize),
-        cmocka_unit_test(test_act_mul),  cmocka_unit_test(test_exp),        cmocka_unit_test(test_half),
+        cmocka_unit_test(test_norm_add), cmocka_unit_test(test_act_mul),  cmocka_unit_test(test_exp),        cmocka_unit_test(test_half),
         cmocka_unit_test(test_rope_store), cmocka_unit_test(test_attention),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -33,7 +33,6 @@ static void test_sizes(void **state) {
         uint64_t bytes = 0, cols = 768;
         assert_int_equal(layout_bytes("plain", f, 3, cols, &bytes), f->block_elems == 1);
         if (f->block_elems == 1) assert_int_equal(bytes, 3 * cols * 4);
-        if (!layout_bytes("rows16", f, 32, cols, &bytes)) continue;   /* not every type has a place yet */
         assert_true(layout_bytes("rows16", f, 32, cols, &bytes));
         assert_int_equal(bytes, 32 * cols / f->block_elems * f->block_bytes);
         assert_true(layout_bytes("rows16", f, 17, cols, &bytes));
@@ -61,7 +60,7 @@ static void test_rows16(void **state) {
     for (int q = 0; q < QUANT_COUNT; q++) {
         const struct quant_format *f = &quant_formats[q];
         uint64_t rows = 35, cols = 512, in_bytes = rows * cols / f->block_elems * f->block_bytes, bytes = 0;
-        if (!layout_bytes("rows16", f, rows, cols, &bytes)) continue;
+        assert_true(layout_bytes("rows16", f, rows, cols, &bytes));
         uint8_t *in = random_bytes(in_bytes, (uint64_t)q), *whole = malloc(bytes), *parts = malloc(bytes);
         memset(whole, 0x5a, bytes);
         memset(parts, 0xa5, bytes);

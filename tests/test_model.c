@@ -29,6 +29,8 @@ struct tiny {
 
 static const struct tiny tiny_llama = { "llama", 2, 64, 96, 4, 2, 16, 40, Q8_0, true, NULL };
 static const struct tiny tiny_qwen3 = { "qwen3", 2, 64, 96, 4, 2, 32, 40, Q8_0, true, NULL };
+static const struct tiny tiny_qwen2 = { "qwen2", 2, 64, 96, 4, 2, 16, 40, Q8_0, true, NULL };
+static const struct tiny tiny_gemma3 = { "gemma3", 7, 64, 96, 4, 1, 32, 40, Q8_0, true, NULL };
 
 static const char *name_of(const char *prefix, const char *rest) {
     static char ring[8][96];
@@ -53,6 +55,7 @@ static void build_keys(struct builder *b, const struct tiny *t) {
         build_u32(b, name_of(t->arch, "attention.key_length"), t->head_dim);
         build_u32(b, name_of(t->arch, "attention.value_length"), t->head_dim);
     }
+    if (t->arch[0] == 'g') build_u32(b, "gemma3.attention.sliding_window", 512);
     build_tokens(b, t->vocab);
 }
 
@@ -64,7 +67,16 @@ static void build_layer(struct builder *b, const struct tiny *t, uint32_t layer)
     build_tensor(b, name_of(blk, "attn_q.weight"), t->type, t->embd, q);
     build_tensor(b, name_of(blk, "attn_k.weight"), t->type, t->embd, kv);
     build_tensor(b, name_of(blk, "attn_v.weight"), t->type, t->embd, kv);
-    if (t->arch[0] == 'q') {
+    if (!strcmp(t->arch, "qwen2")) {
+        build_tensor(b, name_of(blk, "attn_q.bias"), F32, q, 0);
+        build_tensor(b, name_of(blk, "attn_k.bias"), F32, kv, 0);
+        build_tensor(b, name_of(blk, "attn_v.bias"), F32, kv, 0);
+    }
+    if (t->arch[0] == 'g') {
+        build_tensor(b, name_of(blk, "post_attention_norm.weight"), F32, t->embd, 0);
+        build_tensor(b, name_of(blk, "post_ffw_norm.weight"), F32, t->embd, 0);
+    }
+    if (t->arch[0] == 'g' || !strcmp(t->arch, "qwen3")) {
         build_tensor(b, name_of(blk, "attn_q_norm.weight"), F32, t->head_dim, 0);
         build_tensor(b, name_of(blk, "attn_k_norm.weight"), F32, t->head_dim, 0);
     }
@@ -187,6 +199,70 @@ static void test_qwen3(void **state) {
     assert_int_equal(l.m.rope_dim, 32);
     assert_non_null(l.m.layers[1].role[ROLE_ATTN_K_NORM]);
     outcome_close(&l.o);
+}
+
+static void test_qwen2(void **state) {
+    (void)state;
+    struct builder b = build_model(&tiny_qwen2);
+    struct loaded l;
+    load_taken(&l, &b);
+    assert_ptr_equal(l.m.arch, &arch_qwen2);
+    assert_true(l.m.rope_neox && l.m.embd_scale == 1);
+    assert_int_equal(l.m.window_period, 0);
+    assert_string_equal(l.m.layers[1].role[ROLE_ATTN_V_BIAS]->name, "blk.1.attn_v.bias");
+    outcome_close(&l.o);
+    b = with_key(tiny_qwen2, "blk.1.attn_k.bias");
+    load_refused(&b, TEXTS("tensors that are missing: blk.1.attn_k.bias"));
+    b = with_key(tiny_qwen2, "blk.1.attn_k.bias");
+    build_tensor(&b, "blk.1.attn_k.bias", F32, 31, 0);
+    load_refused(&b, TEXTS("tensor 'blk.1.attn_k.bias' is [31]; expected [32]"));
+    b = build_model(&tiny_llama);
+    build_tensor(&b, "blk.0.attn_q.bias", F32, 64, 0);
+    load_refused(&b, TEXTS("tensors that a llama model does not have: blk.0.attn_q.bias"));
+    b = build_model(&tiny_qwen2);
+    build_u32(&b, "qwen2.attention.sliding_window", 100);
+    load_refused(&b, TEXTS("'qwen2.attention.sliding_window' is 100, which is not supported"));
+}
+
+static void gemma3_refused_u32(const char *key, uint32_t v, const char *const *texts) {
+    struct builder b = with_key(tiny_gemma3, key);
+    build_u32(&b, key, v);
+    load_refused(&b, texts);
+}
+
+/* Of six layers the last sees everything; the others have a base of their own, which linear scaling leaves alone. */
+static void test_gemma3(void **state) {
+    (void)state;
+    struct builder b = build_model(&tiny_gemma3);
+    struct loaded l;
+    build_text(&b, "gemma3.rope.scaling.type", "linear");
+    build_f32(&b, "gemma3.rope.scaling.factor", 8);
+    load_taken(&l, &b);
+    assert_string_equal(l.o.text, "");
+    assert_ptr_equal(l.m.arch, &arch_gemma3);
+    assert_true(l.m.rope_neox && l.m.embd_scale == 8 && l.m.rope_base == 50000 && l.m.rope_base_local == 10000 && l.m.rope_scale == 0.125);
+    for (uint32_t i = 0; i < 7; i++) assert_int_equal(l.m.layers[i].window, i == 5 ? 0 : 512);
+    assert_string_equal(l.m.layers[6].role[ROLE_FFN_POST_NORM]->name, "blk.6.post_ffw_norm.weight");
+    outcome_close(&l.o);
+    b = build_model(&tiny_gemma3);
+    build_u32(&b, "gemma3.attention.sliding_window_pattern", 2);
+    build_f32(&b, "gemma3.rope.freq_base_swa", 7000);
+    load_taken(&l, &b);
+    assert_string_equal(l.o.text, "");
+    assert_true(l.m.rope_base_local == 7000);
+    for (uint32_t i = 0; i < 7; i++) assert_int_equal(l.m.layers[i].window, i % 2 ? 0 : 512);
+    outcome_close(&l.o);
+    b = with_key(tiny_gemma3, "gemma3.attention.sliding_window");
+    load_refused(&b, TEXTS("key 'gemma3.attention.sliding_window' is missing"));
+    b = with_key(tiny_gemma3, "blk.3.post_ffw_norm.weight");
+    load_refused(&b, TEXTS("tensors that are missing: blk.3.post_ffw_norm.weight"));
+    gemma3_refused_u32("gemma3.attention.sliding_window", 0, TEXTS("'gemma3.attention.sliding_window' is 0"));
+    gemma3_refused_u32("gemma3.attention.sliding_window_pattern", 0, TEXTS("'gemma3.attention.sliding_window_pattern' is 0"));
+    gemma3_refused_u32("gemma3.final_logit_softcapping", 30, TEXTS("'gemma3.final_logit_softcapping' is 30, which is not supported"));
+    struct tiny large = tiny_gemma3;
+    large.layers = 62;
+    b = build_model(&large);
+    load_refused(&b, TEXTS("Gemma 3 27B, whose scaling of attention scores is not supported"));
 }
 
 static void test_defaults(void **state) {
@@ -351,7 +427,7 @@ static void test_kinds_of_files(void **state) {
     b = with_key(tiny_llama, "general.architecture");
     build_text(&b, "general.architecture", "gem\x1bma3");
     load_refused(&b, TEXTS("key 'general.architecture' is 'gem\\x1bma3', which is not supported; "
-                           "llama and qwen3 are"));
+                           "llama, qwen2, qwen3 and gemma3 are"));
     b = with_key(tiny_llama, "general.architecture");
     build_u32(&b, "general.architecture", 1);
     load_refused(&b, TEXTS("key 'general.architecture' is of type uint32; expected string"));
@@ -634,6 +710,8 @@ int main(void) {
         cmocka_unit_test(test_llama),
         cmocka_unit_test(test_untied),
         cmocka_unit_test(test_qwen3),
+        cmocka_unit_test(test_qwen2),
+        cmocka_unit_test(test_gemma3),
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_per_layer_keys),
         cmocka_unit_test(test_mixed_types),

@@ -15,9 +15,11 @@ import product
 BOUND = 1e-3
 LENGTHS = (*range(1, 71), 129)
 FEW = (1, 2, 8, 9, 33, 70)
-# The two families below have the same matrices, so that they share most kernels.
+# The families below have the same matrices, so that they share most kernels.
 SHAPES = {"llama": ("--arch", "llama", "--embd", 256, "--ffn", 512, "--heads", 8, "--kv-heads", 2, "--head-dim", 32),
-          "qwen3": ("--arch", "qwen3", "--embd", 256, "--ffn", 512, "--heads", 4, "--kv-heads", 1, "--head-dim", 64)}
+          "qwen2": ("--arch", "qwen2", "--embd", 256, "--ffn", 512, "--heads", 4, "--kv-heads", 1, "--head-dim", 64),
+          "qwen3": ("--arch", "qwen3", "--embd", 256, "--ffn", 512, "--heads", 4, "--kv-heads", 1, "--head-dim", 64),
+          "gemma3": ("--arch", "gemma3", "--embd", 256, "--ffn", 512, "--heads", 4, "--kv-heads", 1, "--head-dim", 64, "--window", 20, "--window-pattern", 2)}
 MIX = ("--type", "q4_k", "--set", "attn_v=q6_k", "--set", "blk.1.ffn_down=q6_k", "--set", "blk.0.attn_k=q4_1", "--set", "blk.2.attn_q=f16",
        "--set", "token_embd=q8_0", "--set", "blk.2.ffn_up=f32", "--layers", 3)
 
@@ -53,8 +55,14 @@ class Types(Models):
     def test_llama(self):
         self.each("llama")
 
+    def test_qwen2(self):
+        self.each("qwen2")
+
     def test_qwen3(self):
         self.each("qwen3")
+
+    def test_gemma3(self):
+        self.each("gemma3")
 
 
 class Passes(Models):
@@ -76,8 +84,14 @@ class Passes(Models):
     def test_llama(self):
         self.each("llama")
 
+    def test_qwen2(self):
+        self.each("qwen2")
+
     def test_qwen3(self):
         self.each("qwen3")
+
+    def test_gemma3(self):
+        self.each("gemma3")
 
     def test_sanitized_runtime(self):
         """The runtime's ASan + UBSan build runs the same kernels."""
@@ -117,8 +131,14 @@ class Decoding(product.Case):
     def test_llama(self):
         self.each("llama")
 
+    def test_qwen2(self):
+        self.each("qwen2")
+
     def test_qwen3(self):
         self.each("qwen3")
+
+    def test_gemma3(self):
+        self.each("gemma3")
 
 
 class Shapes(Models):
@@ -131,7 +151,7 @@ class Shapes(Models):
 
     def test_heads(self):
         dims = itertools.cycle((64, 80, 96, 128, 256))
-        for arch in ("llama", "qwen3"):
+        for arch in SHAPES:
             for ratio in (1, 3, 4, 6, 7, 8):
                 kv = 2 if ratio in (1, 3, 7) else 1
                 self.one("--arch", arch, "--heads", ratio * kv, "--kv-heads", kv, "--head-dim", next(dims))
@@ -143,13 +163,29 @@ class Shapes(Models):
         self.one("--rope-dim", 16, "--head-dim", 64, "--arch", "qwen3")
         self.one("--rope-scale", 4)
 
+    def test_windows(self):
+        """Windows around the lengths of prompts, and across the chunks of 256 positions that attention takes; a period that the
+        file states and the six that it need not."""
+        gemma = ("--arch", "gemma3", "--heads", 4, "--kv-heads", 1)
+        for window in (1, 8, 39, 40):
+            self.one(*gemma, "--window", window, "--window-pattern", 2, "--head-dim", 32)
+        self.one(*gemma, "--window", 5, "--layers", 7, "--head-dim", 64)
+        for window in (30, 256, 299):
+            self.one(*gemma, "--window", window, "--layers", 3, "--window-pattern", 3, "--head-dim", 256, lengths=(1, 255, 256, 257, 300), flags=("--set", "buckets=8,64"))
+
+    def test_bases_of_rotations(self):
+        """Layers with a window have a base of their own, which linear scaling leaves alone."""
+        gemma = ("--arch", "gemma3", "--window", 30, "--window-pattern", 2)
+        self.one(*gemma, "--rope-base", 1e6)
+        self.one(*gemma, "--rope-base", 1e6, "--rope-scale", 8)
+
     def test_epsilon(self):
         self.one("--eps", 0.1)
         self.one("--eps", 1e-6, "--arch", "qwen3")
 
     def test_long_contexts(self):
         """Across the first 256 positions, which attention takes as one chunk."""
-        for arch in ("llama", "qwen3"):
+        for arch in SHAPES:
             self.one("--arch", arch, lengths=(1, 127, 128, 255, 256, 257, 300), flags=("--set", "buckets=8,64"))
 
     def test_the_last_place_of_the_context(self):
@@ -167,10 +203,11 @@ class Shapes(Models):
     def test_portable_code(self):
         """Kernels without vector instructions: the same values."""
         flags = ("--set", "buckets=8", "--set", "target.arch=portable")
-        gguf = product.model("--embd", 256, "--ffn", 256, *MIX)
-        ids, whole = self.agree(gguf, product.plan(gguf, *flags), (1, 9))
-        fast = product.logits(product.plan(gguf, "--set", "buckets=8"), ids)
-        self.assertLess(oracle.relative_errors(whole, fast).max(), 1e-4)
+        for family in ("llama", "qwen2", "gemma3"):
+            gguf = product.model("--arch", family, "--embd", 256, "--ffn", 256, *MIX)
+            ids, whole = self.agree(gguf, product.plan(gguf, *flags), (1, 9))
+            fast = product.logits(product.plan(gguf, "--set", "buckets=8"), ids)
+            self.assertLess(oracle.relative_errors(whole, fast).max(), 1e-4)
 
 
 if __name__ == "__main__":

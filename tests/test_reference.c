@@ -76,13 +76,29 @@ static void layer_new(struct fixture *f, struct model_layer *l, bool qk_norm, bo
 static void fixture_new(struct fixture *f, bool neox, bool qk_norm, bool bias, bool factors, uint32_t rope_dim) {
     *f = (struct fixture){ .m = { .name = "made by hand", .n_layer = 2, .n_embd = 64, .n_head = 6, .n_head_kv = 2,
                                   .head_dim = 32, .n_vocab = 331, .ctx_train = 1024, .rope_dim = rope_dim,
-                                  .rope_neox = neox, .rope_base = 1000, .rope_scale = 0.75, .rms_eps = 1e-3 } };
+                                  .rope_neox = neox, .rope_base = 1000, .rope_scale = 0.75, .rms_eps = 1e-3,
+                                  .arch = &arch_llama, .embd_scale = 1 } };
     f->m.role[ROLE_TOKEN_EMBD] = tensor_new(f, f->m.n_vocab, f->m.n_embd, true, 0, 0);
     f->m.role[ROLE_OUTPUT] = neox ? f->m.role[ROLE_TOKEN_EMBD] : tensor_new(f, f->m.n_vocab, f->m.n_embd, false, 0, 1);
     f->m.role[ROLE_OUTPUT_NORM] = tensor_new(f, 1, f->m.n_embd, false, 1, 0.2f);
     if (factors) f->m.role[ROLE_ROPE_FREQS] = tensor_new(f, 1, rope_dim / 2, false, 3, 2);
     f->m.layers = arena_array(&f->a, f->m.n_layer, sizeof *f->m.layers);
     for (uint32_t i = 0; i < f->m.n_layer; i++) layer_new(f, &f->m.layers[i], qk_norm, bias);
+}
+
+/* What Gemma 3 has besides: the first layer sees three positions, the second all. */
+static void fixture_gemma(struct fixture *f) {
+    struct model *m = &f->m;
+    m->arch = &arch_gemma3;
+    m->embd_scale = 8;
+    m->rope_base_local = 77;
+    m->window = 3;
+    m->window_period = 2;
+    model_set_windows(m);
+    for (uint32_t i = 0; i < m->n_layer; i++) {
+        m->layers[i].role[ROLE_ATTN_POST_NORM] = tensor_new(f, 1, m->n_embd, false, 1, 0.2f);
+        m->layers[i].role[ROLE_FFN_POST_NORM] = tensor_new(f, 1, m->n_embd, false, 1, 0.2f);
+    }
 }
 
 /* ---- the second evaluation ---- */
@@ -101,45 +117,59 @@ static void slow_norm(const struct gguf_tensor *w, double eps, const double *x, 
     for (uint64_t i = 0; i < k; i++) out[i] = weight(w, 0, i) * x[i] / sqrt(mean + eps);
 }
 
-static double slow_angle(const struct model *m, uint32_t pair, uint32_t pos) {
+static double slow_angle(const struct model *m, bool local, uint32_t pair, uint32_t pos) {
+    if (local) return pos * pow(m->rope_base_local, -2.0 * pair / m->rope_dim);
     double factor = m->role[ROLE_ROPE_FREQS] ? weight(m->role[ROLE_ROPE_FREQS], 0, pair) : 1;
     return pos * m->rope_scale / factor * exp(-log(m->rope_base) * 2 * pair / m->rope_dim);
 }
 
-static void slow_rotate(const struct model *m, double *head, uint32_t pos) {
+static void slow_rotate(const struct model *m, bool local, double *head, uint32_t pos) {
     for (uint32_t i = 0; i < m->rope_dim / 2; i++) {
         uint32_t a = m->rope_neox ? i : 2 * i, b = m->rope_neox ? i + m->rope_dim / 2 : 2 * i + 1;
-        double angle = slow_angle(m, i, pos), x = head[a], y = head[b];
+        double angle = slow_angle(m, local, i, pos), x = head[a], y = head[b];
         head[a] = x * cos(angle) - y * sin(angle);
         head[b] = y * cos(angle) + x * sin(angle);
     }
 }
 
 static void slow_heads(const struct model *m, double *x, uint32_t n_head, const struct gguf_tensor *norm,
-                       uint32_t pos) {
+                       bool local, uint32_t pos) {
     for (uint32_t h = 0; h < n_head; h++) {
         if (norm) slow_norm(norm, m->rms_eps, x + h * m->head_dim, x + h * m->head_dim);
-        slow_rotate(m, x + h * m->head_dim, pos);
+        slow_rotate(m, local, x + h * m->head_dim, pos);
     }
 }
 
 struct slow_cache { double k[TOKENS_MAX][DIM_MAX], v[TOKENS_MAX][DIM_MAX]; };
 
-static void slow_attend(const struct model *m, const struct slow_cache *c, const double *q, uint32_t pos, double *o) {
+static void slow_attend(const struct model *m, uint32_t window, const struct slow_cache *c, const double *q, uint32_t pos, double *o) {
+    uint32_t first = 0;
+    while (window && pos - first >= window) first++;
     for (uint32_t h = 0; h < m->n_head; h++) {
         uint32_t from = h * m->n_head_kv / m->n_head * m->head_dim;
         double total = 0, weights[TOKENS_MAX];
-        for (uint32_t p = 0; p <= pos; p++) {
+        for (uint32_t p = first; p <= pos; p++) {
             double dot = 0;
             for (uint32_t i = 0; i < m->head_dim; i++) dot += q[h * m->head_dim + i] * c->k[p][from + i];
             total += weights[p] = exp(dot / sqrt(m->head_dim));
         }
         for (uint32_t i = 0; i < m->head_dim; i++) {
             double sum = 0;
-            for (uint32_t p = 0; p <= pos; p++) sum += weights[p] / total * c->v[p][from + i];
+            for (uint32_t p = first; p <= pos; p++) sum += weights[p] / total * c->v[p][from + i];
             o[h * m->head_dim + i] = sum;
         }
     }
+}
+
+static double slow_gate(const struct model *m, double g) {
+    if (m->arch->act == MODEL_SILU) return g / (1 + exp(-g));
+    double e = exp(2 * sqrt(2 / acos(-1)) * (g + 0.044715 * pow(g, 3)));
+    return isinf(e) ? g : g * (1 + (e - 1) / (e + 1)) / 2;
+}
+
+static void slow_add(const struct model *m, const struct gguf_tensor *post_norm, double *y, double *x) {
+    if (post_norm) slow_norm(post_norm, m->rms_eps, y, y);
+    for (uint32_t i = 0; i < m->n_embd; i++) x[i] += y[i];
 }
 
 static void slow_layer(const struct model *m, const struct model_layer *l, struct slow_cache *c, uint32_t pos,
@@ -149,24 +179,24 @@ static void slow_layer(const struct model *m, const struct model_layer *l, struc
     slow_multiply(l->role[ROLE_ATTN_Q], l->role[ROLE_ATTN_Q_BIAS], y, q);
     slow_multiply(l->role[ROLE_ATTN_K], l->role[ROLE_ATTN_K_BIAS], y, c->k[pos]);
     slow_multiply(l->role[ROLE_ATTN_V], l->role[ROLE_ATTN_V_BIAS], y, c->v[pos]);
-    slow_heads(m, q, m->n_head, l->role[ROLE_ATTN_Q_NORM], pos);
-    slow_heads(m, c->k[pos], m->n_head_kv, l->role[ROLE_ATTN_K_NORM], pos);
-    slow_attend(m, c, q, pos, o);
+    slow_heads(m, q, m->n_head, l->role[ROLE_ATTN_Q_NORM], l->window, pos);
+    slow_heads(m, c->k[pos], m->n_head_kv, l->role[ROLE_ATTN_K_NORM], l->window, pos);
+    slow_attend(m, l->window, c, q, pos, o);
     slow_multiply(l->role[ROLE_ATTN_OUTPUT], NULL, o, y);
-    for (uint32_t i = 0; i < m->n_embd; i++) x[i] += y[i];
+    slow_add(m, l->role[ROLE_ATTN_POST_NORM], y, x);
     slow_norm(l->role[ROLE_FFN_NORM], m->rms_eps, x, y);
     slow_multiply(l->role[ROLE_FFN_GATE], NULL, y, gate);
     slow_multiply(l->role[ROLE_FFN_UP], NULL, y, up);
-    for (uint32_t i = 0; i < l->n_ff; i++) gate[i] *= up[i] / (1 + exp(-gate[i]));
+    for (uint32_t i = 0; i < l->n_ff; i++) gate[i] = slow_gate(m, gate[i]) * up[i];
     slow_multiply(l->role[ROLE_FFN_DOWN], NULL, gate, y);
-    for (uint32_t i = 0; i < m->n_embd; i++) x[i] += y[i];
+    slow_add(m, l->role[ROLE_FFN_POST_NORM], y, x);
 }
 
 static void slow_logits(const struct model *m, const int32_t *ids, size_t n, double *out) {
     struct slow_cache *caches = calloc(m->n_layer, sizeof *caches);
     for (uint32_t pos = 0; pos < n; pos++) {
         double x[DIM_MAX];
-        for (uint32_t i = 0; i < m->n_embd; i++) x[i] = weight(m->role[ROLE_TOKEN_EMBD], (uint64_t)ids[pos], i);
+        for (uint32_t i = 0; i < m->n_embd; i++) x[i] = (double)m->embd_scale * weight(m->role[ROLE_TOKEN_EMBD], (uint64_t)ids[pos], i);
         for (uint32_t l = 0; l < m->n_layer; l++) slow_layer(m, &m->layers[l], &caches[l], pos, x);
         slow_norm(m->role[ROLE_OUTPUT_NORM], m->rms_eps, x, x);
         slow_multiply(m->role[ROLE_OUTPUT], NULL, x, out + pos * m->n_vocab);
@@ -199,9 +229,10 @@ static void check_logits(struct fixture *f, size_t n) {
 
 static void test_logits(void **state) {
     (void)state;
-    for (unsigned i = 0; i < 32; i++) {
+    for (unsigned i = 0; i < 64; i++) {
         struct fixture f;
         fixture_new(&f, i & 1, i & 2, i & 4, i & 8, i & 16 ? 20 : 32);
+        if (i & 32) fixture_gemma(&f);
         check_logits(&f, 1 + i * 7 % 19);
         arena_free(&f.a);
     }
@@ -229,15 +260,17 @@ static void test_same_bits(void **state) {
 
 static void test_rope_table(void **state) {
     (void)state;
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < 4; i++) {
         struct fixture f;
-        fixture_new(&f, true, false, false, i, 20);
+        bool local = i & 2;
+        fixture_new(&f, true, false, false, i == 1, 20);
+        if (local) fixture_gemma(&f);
         float table[POS_MAX][10][2];
-        reference_rope_table(&f.m, POS_MAX, &table[0][0][0]);
+        reference_rope_table(&f.m, local, POS_MAX, &table[0][0][0]);
         for (uint32_t p = 0; p < POS_MAX; p++)
             for (uint32_t pair = 0; pair < 10; pair++) {
-                close_to(cos(slow_angle(&f.m, pair, p)), (double)table[p][pair][0], 1e-7);
-                close_to(sin(slow_angle(&f.m, pair, p)), (double)table[p][pair][1], 1e-7);
+                close_to(cos(slow_angle(&f.m, local, pair, p)), (double)table[p][pair][0], 1e-7);
+                close_to(sin(slow_angle(&f.m, local, pair, p)), (double)table[p][pair][1], 1e-7);
             }
         arena_free(&f.a);
     }
@@ -261,8 +294,14 @@ static void test_pieces(void **state) {
     k[0] = 1e6;   /* no overflow */
     reference_attend((double[]){ 1, 1 }, k, v, 2, 4, 2, scores, out);
     assert_true(out[0] == 4 && out[1] == 8);
-    close_to(2 * 0.8807970779778823 * 3, reference_act_mul(2, 3), 1e-14);
-    assert_true(reference_act_mul(-800, 1) == 0);
+    close_to(2 * 0.8807970779778823 * 3, reference_act_mul(MODEL_SILU, 2, 3), 1e-14);
+    assert_true(reference_act_mul(MODEL_SILU, -800, 1) == 0);
+    close_to(1.9545976940877752 * 3, reference_act_mul(MODEL_GELU, 2, 3), 1e-14);
+    close_to(-0.15880800939172324, reference_act_mul(MODEL_GELU, -1, 1), 1e-14);
+    assert_true(reference_act_mul(MODEL_GELU, -800, 1) == 0 && reference_act_mul(MODEL_GELU, 800, 1) == 800);
+    assert_int_equal(reference_first_seen(19, 20), 0);
+    assert_int_equal(reference_first_seen(20, 20), 1);
+    assert_int_equal(reference_first_seen(1000, 0), 0);
 }
 
 /* ---- self-test vectors ---- */
@@ -344,7 +383,7 @@ static void maker_attention(struct maker *k, uint32_t n) {
                                 KEY("qk_norm", 1), { .name = "eps", .type = KEY_FLOAT, .number = m->rms_eps },
                                 { .name = "kv", .type = KEY_STRING, .string = "f16" } };
     float *table = arena_array(&k->f.a, (size_t)CTX * m->rope_dim, sizeof *table);
-    reference_rope_table(m, CTX, table);
+    reference_rope_table(m, false, CTX, table);
     k->pieces[k->p.n_pieces] = (struct piece){ .constant = table };
     struct launch_arg constant = { PLAN_SPACE_WEIGHTS, k->p.n_pieces++, 0, 0 };
     ADD(k, ROPE_STORE, rope, arena_arg(k, PLAN_F32, n, q), arena_arg(k, PLAN_F32, n, kv), arena_arg(k, PLAN_F32, n, kv),
@@ -438,7 +477,7 @@ static double want_head(const struct maker *k, const struct plan_test *t, uint32
     const struct model *m = &k->f.m;
     double head[DIM_MAX];
     for (uint32_t i = 0; i < m->head_dim; i++) head[i] = seeded(k, t, arg, token, col / m->head_dim * m->head_dim + i);
-    slow_heads(m, head, 1, m->layers[0].role[arg ? ROLE_ATTN_K_NORM : ROLE_ATTN_Q_NORM], t->pos + token);
+    slow_heads(m, head, 1, m->layers[0].role[arg ? ROLE_ATTN_K_NORM : ROLE_ATTN_Q_NORM], false, t->pos + token);
     return head[col % m->head_dim];
 }
 

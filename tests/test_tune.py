@@ -16,6 +16,11 @@ from product import TINY
 SPEC = b'jllm_spec(1)\ninclude "cpu"\ntarget { l2_mib = 1 }\nbuckets { 8 }\n'
 USE = b'include "tuned/own"\n'
 SLOW = b'kernel "matmul" { tokens = 1 }\n'
+PIN = ("--set", "matmul.ahead=4096", "--set", "matmul.turns=16")       # leaves `tokens` to search
+
+
+def setting(tokens):
+    return {"tokens": tokens, "ahead": 4096, "turns": 16}
 
 
 def rows(path, kind=None):
@@ -55,8 +60,8 @@ class Case(product.Case):
         self.spec = product.write(f"{self.home}/own.lua", SPEC)
         self.file = f"{self.home}/tuned/own.jsonl"
 
-    def tune(self, *flags, model=None, spec=None, asan=False, **env):
-        return product.run("jllmc", "tune", model or self.model, "--spec", spec or self.spec, "-q", "-o", "json", *flags, asan=asan,
+    def tune(self, *flags, model=None, spec=None, asan=False, pin=PIN, **env):
+        return product.run("jllmc", "tune", model or self.model, "--spec", spec or self.spec, "-q", "-o", "json", *flags, *pin, asan=asan,
                            env=product.environment(**env))
 
     def select(self, *flags, **env):
@@ -98,7 +103,7 @@ class Tune(Case):
             value, reason = params["tokens"]
             at = int(re.fullmatch(re.escape(self.file) + r":(\d+)", reason)[1])
             row = json.loads(lines[at - 1])
-            self.assertEqual((row["row"], row["set"]), ("choice", {"tokens": value}))
+            self.assertEqual((row["row"], row["set"]), ("choice", setting(value)))
             self.assertIn(f"m{row['key']['m']}_k{row['key']['k']}_n{row['key']['n']}_residual{row['key']['residual']}", k)
         plan = product.path("tune/x.plan")
         self.ok(product.run("jllmc", "compile", self.model, "--spec", self.spec, "-q", "-o", plan))
@@ -112,11 +117,15 @@ class Tune(Case):
         plain, _ = self.select()
         self.assertEqual(facts(r, "dry_run")["launches"], len(plain))
         self.assertEqual(facts(r, "dry_run")["candidates"], 3 * len(plain))
+        r = self.ok(self.tune("--dry-run", pin=()))
+        for c in json.loads(r.text)["launches"]:      # one parameter at a time; of turns those count that change what a turn is
+            tiles = -(-int(re.search(r"(\d+)x\d+ n=", c["launch"])[1]) // 16)
+            self.assertEqual(c["candidates"], 3 + 4 + len({-(-tiles // turns) for turns in (4, 8, 16, 32, 64)}) - 1, c)
         self.assertFalse(os.path.exists(self.file))
 
     def test_a_plan_is_tuned_as_its_model(self):
         """Of a plan the same launches, by its own spec; no GGUF is needed."""
-        plan = product.plan(self.model, "--spec", self.spec)
+        plan = product.plan(self.model, "--spec", self.spec, *PIN)
         a = self.ok(self.tune("--dry-run"))
         b = self.ok(product.run("jllmc", "tune", plan, "--dry-run", "-o", "json", asan=True))
         self.assertEqual(json.loads(a.text)["launches"], json.loads(b.text)["launches"])
@@ -130,7 +139,7 @@ class Tune(Case):
         same = {json.dumps(t["key"]) for t in rows(self.file, "tried") if t["status"] == "same"}
         for c in rows(self.file, "choice"):
             if json.dumps(c["key"]) not in same:
-                self.assertEqual(c["set"], {"tokens": 2}, c)
+                self.assertEqual(c["set"], setting(2), c)
         gained = [c for c in json.loads(r.text)["choices"] if c["chosen"] == "tokens=2"]
         self.assertTrue(gained)
         self.assertAlmostEqual(gained[0]["gain_percent"], 100 / 0.9 - 100, places=3)
@@ -257,7 +266,7 @@ class Killed(Case):
         whole, want = time.monotonic() - start, choices(self.file)
         self.assertGreater(len({json.dumps(s) for s in want.values()}), 1)
         os.unlink(self.file)
-        argv = [product.tool("jllmc"), "tune", self.model, "--spec", self.spec, "-q", "--continue"]
+        argv = [product.tool("jllmc"), "tune", self.model, "--spec", self.spec, "-q", "--continue", *PIN]
         before, killed = 0, 0
         for _ in range(20):
             p = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=product.environment(JLLM_TUNE_REPLAY=replay))
@@ -315,7 +324,7 @@ class Cuda(Case):
 
     def test_one_choice_for_all_tokens(self):
         sweep = ("--sweep", "matmul.k_warps=[0|1]", *self.FLAGS)
-        self.ok(self.tune(*sweep, "--tuned", f"{self.home}/all.jsonl", **self.env))
+        self.ok(self.tune(*sweep, "--tuned", f"{self.home}/all.jsonl", pin=(), **self.env))
         tried = rows(f"{self.home}/all.jsonl", "tried")
         both = [t["key"] for t in tried if t["key"]["n"] == 8]
         self.assertTrue(both)
@@ -323,7 +332,7 @@ class Cuda(Case):
             def us(r):
                 return (one if r["key"]["n"] == 1 else eight), 10.0
             replay = recorded(f"{self.home}/all.jsonl", f"{self.home}/replay.jsonl", us)
-            self.ok(self.tune(*sweep, JLLM_TUNE_REPLAY=replay, **self.env))
+            self.ok(self.tune(*sweep, pin=(), JLLM_TUNE_REPLAY=replay, **self.env))
             shapes = {(c["key"]["m"], c["key"]["k"]): c["set"] for c in rows(self.file, "choice") if c["word"] == "shape"}
             for key in both:
                 self.assertEqual(shapes[key["m"], key["k"]]["k_warps"], want)
@@ -382,7 +391,7 @@ class Retune(Case):
     def setUp(self):
         super().setUp()
         product.write(self.spec, SPEC + SLOW)
-        self.old = product.read(product.plan(self.model, "--spec", self.spec))
+        self.old = product.read(product.plan(self.model, "--spec", self.spec, *PIN))
         self.plan = product.write(f"{self.home}/x.plan", self.old)
         self.kernels = [k["name"] for k in self.inspect()["kernels"] if k["name"].startswith("jk_matmul") and "_n8_" in k["name"]]
 
@@ -405,7 +414,7 @@ class Retune(Case):
             recorded(product.path("replay/all.jsonl"), Retune.recording, prefers(4))
             with open(Retune.recording, "a") as f:       # what was the spec's choice then is a candidate later
                 for r in rows(Retune.recording):
-                    f.write(json.dumps({**r, "set": {"tokens": 1}, "us": 11.0}) + "\n")
+                    f.write(json.dumps({**r, "set": setting(1), "us": 11.0}) + "\n")
         return Retune.recording
 
     def retune(self, profile, *flags, asan=False, **env):
@@ -455,10 +464,32 @@ class Retune(Case):
         self.assertEqual(json.loads(r.text)["retune"]["changed"], 0)
         self.same_bytes(product.read(self.plan), now)
 
+    def test_faster_alone_but_not_in_a_pass(self):
+        """Whole passes decide in the end: here of a kernel that is quick where a search runs it, and slow at the beginning of a context."""
+        home = product.folder("tune/home")
+        for name in ("templates", "specs"):
+            shutil.copytree(os.path.join(product.ROOT, name), os.path.join(home, name))
+        path = f"{home}/templates/cpu/matmul.c"
+        text = product.read(path).decode()
+        busy = "    for (volatile u32 i = 0; (JT_TOKENS == 1) == (step->pos != 0) && i < 50000; i++) {}\n"
+        self.assertEqual(text.count("KERNEL {\n"), 1)
+        product.write(path, text.replace("KERNEL {\n", "KERNEL {\n" + busy).encode())
+        env = product.environment(JLLM_HOME=home)
+        self.ok(product.run("jllmc", "compile", self.model, "--spec", self.spec, *PIN, "-q", "-o", self.plan, env=env))
+        old = product.read(self.plan)
+        r = self.ok(product.run("jllmc", "retune", self.plan, "--profile", self.profile(self.kernels[:2]), "-q", "-o", "json", asan=True, env=env))
+        said = json.loads(r.text)
+        self.assertNotEqual({u["chosen"] for u in said["launches"]}, {"default"})
+        self.assertEqual((said["retune"]["changed"], said["retune"]["generation"]), (0, 1))
+        self.assertIn("no faster", said["retune"]["note"])
+        self.assertEqual(self.inspect()["plan"]["generation"], 1)
+        self.same_bytes(product.read(self.plan)[:len(old)], old)
+        self.ok(product.run("jllm-run", self.plan, "--selftest"))
+
     def test_rows_are_kept(self):
         out = f"{self.home}/kept.jsonl"
         self.ok(self.retune(self.profile(self.kernels[:1]), "--tuned", out))
-        self.assertEqual([c["set"] for c in rows(out, "choice")], [{"tokens": 4}])
+        self.assertEqual([c["set"] for c in rows(out, "choice")], [setting(4)])
 
     def test_profiles_that_do_not_fit(self):
         good = self.profile(self.kernels)

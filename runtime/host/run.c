@@ -560,6 +560,12 @@ static const char *element_text(const struct run *r, const json_t *item, size_t 
     return id >= 0 && id <= INT32_MAX ? tokenizer_text(r->tokenizer, (int32_t)id, bytes) : NULL;
 }
 
+/* Text that encoding made the array's first token of gets a blank in front there, which goes here. */
+static size_t element_prefix(const struct run *r, const json_t *list, size_t i) {
+    bool after_bos = i == 1 && json_integer_value(json_array_get(list, 0)) == tokenizer_facts(r->tokenizer)->bos;
+    return i == 0 || after_bos ? tokenizer_prefix(r->tokenizer, (int32_t)json_integer_value(json_array_get(list, i))) : 0;
+}
+
 /* Control tokens are shown here: whoever gives ids wants to see them all. Checked before anything
  * is written. */
 static int run_detokenize(struct run *r) {
@@ -578,7 +584,8 @@ static int run_detokenize(struct run *r) {
     }
     json_array_foreach(list, i, item) {
         const char *text = element_text(r, item, &bytes);
-        check_out(fwrite(text, 1, bytes, stdout) == bytes);
+        size_t skip = element_prefix(r, list, i);
+        check_out(fwrite(text + skip, 1, bytes - skip, stdout) == bytes - skip);
     }
     check_out(fflush(stdout) == 0);
     json_decref(list);

@@ -1,6 +1,6 @@
-/* Byte-level BPE over a plan's tokenizer section. Guarantees: the ids of any input decode to the
- * same bytes (after NFC where the model asks for it and a token for every byte is there); time is
- * O(n log n) for every input, a megabyte of one letter included. Does not know of SentencePiece. */
+/* BPE over a plan's tokenizer section, byte-level or SentencePiece's. Guarantees: the ids of any input decode to the
+ * same bytes (after NFC where the model asks for it and a token for every byte is there; SPM has one character for a
+ * blank and for U+2581); time is O(n log n) for every input, a megabyte of one letter included. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "tokenizer.h"
 
@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include "../plan.h"
 #include "utf8.h"
@@ -39,15 +41,14 @@ enum { MARKS_MAX = 1024 };
 /* Steps of the pattern matcher for one piece; a megabyte of blanks takes about a million. */
 enum { MATCH_STEPS_MAX = 1 << 30 };
 
-struct symbol {
-    uint32_t id;
-    int32_t prev, next;
-}; /* id TOKENIZER_NONE: merged into its left neighbour */
+/* Of a piece that is merged. Byte-level: symbol i was byte i. SPM: symbol i begins at byte i of the text and `id` is how
+ * many bytes it has, as a symbol need not be a token. TOKENIZER_NONE: merged into its left neighbour. */
+struct symbol { uint32_t id; int32_t prev, next; };
 struct pair { uint32_t rank; int32_t at; uint32_t left, right, id; };
 
 struct tokenizer {
     const struct tokenizer_header *h;
-    const uint32_t *text_first, *merge_first, *words, *user, *stops;
+    const uint32_t *text_first, *merge_first, *words, *slots, *rank, *user, *stops;
     const struct tokenizer_merge *merges;
     const uint8_t *type, *text;
     uint32_t user_first[257];    /* user tokens by first byte */
@@ -57,7 +58,11 @@ struct tokenizer {
     struct symbol *symbols;      /* of the piece at hand */
     struct pair *heap;
     size_t n_heap, heap_room, symbols_room;
+    uint8_t *chars;              /* SPM: the text at hand, with blanks for U+2581 */
+    size_t chars_room, longest;  /* bytes of the longest token */
 };
+
+static bool is_spm(const struct tokenizer *t) { return t->h->pre == TOKENIZER_PRE_SPM; }
 
 static bool fail(struct jllm_error *e, enum jllm_code code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -105,7 +110,9 @@ static bool check_header(const struct tokenizer_header *h, size_t bytes, struct 
                     h->version, TOKENIZER_VERSION);
     if (!h->pre || h->pre >= TOKENIZER_PRE_END || (h->flags & ~(uint32_t)TOKENIZER_FLAGS_ALL) ||
         !h->n_vocab || h->n_vocab > PLAN_VOCAB_MAX || h->n_merges > 4u * PLAN_VOCAB_MAX ||
-        h->n_words > h->n_vocab || h->n_user > h->n_vocab || h->n_stops > TOKENIZER_STOPS_MAX)
+        h->n_words > h->n_vocab || h->n_user > h->n_vocab || h->n_stops > TOKENIZER_STOPS_MAX ||
+        (h->pre == TOKENIZER_PRE_SPM) != (h->n_slots > 0) || (h->n_slots & (h->n_slots - 1)) ||
+        h->n_slots > 4u * PLAN_VOCAB_MAX || (h->n_slots && h->n_merges))
         return fail(e, JLLM_BAD_PLAN,
                     "the plan's tokenizer section is damaged: a count is out of range");
     return true;
@@ -114,15 +121,18 @@ static bool check_header(const struct tokenizer_header *h, size_t bytes, struct 
 /* The arrays behind the header. Counts are below 2^26 here, so that no sum below can overflow. */
 static bool bind_arrays(struct tokenizer *t, size_t bytes, struct jllm_error *e) {
     const struct tokenizer_header *h = t->h;
-    uint64_t words = 2 * ((uint64_t)h->n_vocab + 1) + 3 * (uint64_t)h->n_merges + h->n_words +
-                     h->n_user + h->n_stops;
+    uint32_t n_firsts = is_spm(t) ? 0 : h->n_vocab + 1, n_ranks = is_spm(t) ? h->n_vocab : 0;
+    uint64_t words = (uint64_t)h->n_vocab + 1 + n_firsts + 3 * (uint64_t)h->n_merges + h->n_words +
+                     (uint64_t)h->n_slots + n_ranks + h->n_user + h->n_stops;
     uint64_t fixed = sizeof *h + 4 * words + h->n_vocab;
     if (fixed > bytes) return fail(e, JLLM_BAD_PLAN, "the plan's tokenizer section is cut off");
     t->text_first = (const uint32_t *)(h + 1);
     t->merge_first = t->text_first + h->n_vocab + 1;
-    t->merges = (const struct tokenizer_merge *)(const void *)(t->merge_first + h->n_vocab + 1);
+    t->merges = (const struct tokenizer_merge *)(const void *)(t->merge_first + n_firsts);
     t->words = (const uint32_t *)(const void *)(t->merges + h->n_merges);
-    t->user = t->words + h->n_words;
+    t->slots = t->words + h->n_words;
+    t->rank = t->slots + h->n_slots;
+    t->user = t->rank + n_ranks;
     t->stops = t->user + h->n_user;
     t->type = (const uint8_t *)(t->stops + h->n_stops);
     t->text = t->type + h->n_vocab;
@@ -140,6 +150,7 @@ static bool ids_in_range(const uint32_t *ids, size_t n, uint32_t n_vocab, bool n
 }
 
 static bool check_merges(const struct tokenizer *t) {
+    if (is_spm(t)) return true;
     for (uint32_t left = 0; left < t->h->n_vocab; left++) {
         uint32_t first = t->merge_first[left], end = t->merge_first[left + 1];
         if (first > end || end > t->h->n_merges) return false;
@@ -152,10 +163,23 @@ static bool check_merges(const struct tokenizer *t) {
     return t->merge_first[0] == 0 && t->merge_first[t->h->n_vocab] == t->h->n_merges;
 }
 
-static bool check_texts(const struct tokenizer *t) {
+/* A search ends at a free slot, so there must be one. */
+static bool check_slots(const struct tokenizer *t) {
+    bool free_one = !t->h->n_slots;
+    for (uint32_t i = 0; i < t->h->n_slots; i++) {
+        if (t->slots[i] > t->h->n_vocab) return false;
+        free_one |= !t->slots[i];
+    }
+    return free_one;
+}
+
+/* Also finds the longest. */
+static bool check_texts(struct tokenizer *t) {
     if (t->text_first[0] != 0) return false;
     for (uint32_t i = 0; i < t->h->n_vocab; i++) {
         if (t->text_first[i] > t->text_first[i + 1]) return false;
+        uint32_t bytes = t->text_first[i + 1] - t->text_first[i];
+        t->longest = bytes > t->longest ? bytes : t->longest;
         if (!t->type[i] || t->type[i] >= TOKENIZER_TYPE_END) return false;
     }
     return true;
@@ -183,6 +207,7 @@ static bool check_contents(struct tokenizer *t, struct jllm_error *e) {
     const char *what = NULL;
     if (!check_texts(t)) what = "token texts";
     else if (!check_merges(t)) what = "merges";
+    else if (!check_slots(t)) what = "slots";
     else if (!check_user(t)) what = "user-defined tokens";
     else if (!ids_in_range(t->words, h->n_words, h->n_vocab, false)) what = "words";
     else if (!ids_in_range(t->stops, h->n_stops, h->n_vocab, false)) what = "end-of-answer tokens";
@@ -194,6 +219,7 @@ static bool check_contents(struct tokenizer *t, struct jllm_error *e) {
 static bool compile_pattern(struct tokenizer *t, struct jllm_error *e) {
     int code;
     PCRE2_SIZE at;
+    if (is_spm(t)) return true;
     t->pattern = pcre2_compile((PCRE2_SPTR)pattern_of[t->h->pre], PCRE2_ZERO_TERMINATED,
                                PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
     if (!t->pattern)
@@ -235,6 +261,7 @@ void tokenizer_close(struct tokenizer *t) {
     pcre2_match_data_free(t->match);
     pcre2_match_context_free(t->limits);
     free(t->symbols);
+    free(t->chars);
     free(t->heap);
     free(t);
 }
@@ -280,10 +307,26 @@ static const struct tokenizer_merge *find_merge(const struct tokenizer *t, uint3
     return low < t->merge_first[left + 1] && t->merges[low].right == right ? &t->merges[low] : NULL;
 }
 
+/* SPM: the token that a text of its own becomes. */
+static uint32_t find_text(const struct tokenizer *t, const uint8_t *p, size_t n) {
+    uint32_t mask = t->h->n_slots - 1, slot;
+    if (n > t->longest) return TOKENIZER_NONE;
+    for (uint32_t i = (uint32_t)XXH3_64bits(p, n) & mask; (slot = t->slots[i]); i = (i + 1) & mask) {
+        const uint32_t *first = &t->text_first[slot - 1];
+        if (first[1] - first[0] == n && memcmp(t->text + first[0], p, n) == 0) return slot - 1;
+    }
+    return TOKENIZER_NONE;
+}
+
 /* Offer the merge of the symbol at `at` with its right neighbour. */
 static void offer_pair(struct tokenizer *t, int32_t at) {
     if (at < 0 || t->symbols[at].next < 0) return;
     uint32_t left = t->symbols[at].id, right = t->symbols[t->symbols[at].next].id;
+    if (is_spm(t)) {
+        uint32_t id = find_text(t, t->chars + at, (size_t)left + right);
+        if (id != TOKENIZER_NONE) heap_push(t, (struct pair){t->rank[id], at, left, right, left + right});
+        return;
+    }
     const struct tokenizer_merge *m = find_merge(t, left, right);
     if (m) heap_push(t, (struct pair){m->rank, at, left, right, m->id});
 }
@@ -322,6 +365,48 @@ static void merge_bytes(struct tokenizer *t, const uint8_t *p, size_t n,
     apply_merges(t);
     for (int32_t i = n ? 0 : -1; i >= 0; i = t->symbols[i].next)
         tokenizer_ids_add(out, (int32_t)t->symbols[i].id);
+}
+
+/* The text as SPM sees it, in t->chars; returns its bytes. */
+static size_t spm_prepare(struct tokenizer *t, const uint8_t *p, size_t n) {
+    static const uint8_t blank[] = {0xE2, 0x96, 0x81};   /* U+2581, which vocabularies write for a blank */
+    size_t out = 0;
+    t->chars = grow(t->chars, &t->chars_room, n + 1, 1);
+    if (t->h->flags & TOKENIZER_SPACE_PREFIX) t->chars[out++] = ' ';
+    for (size_t i = 0; i < n; i++) {
+        bool is_blank = n - i >= sizeof blank && memcmp(p + i, blank, sizeof blank) == 0;
+        t->chars[out++] = is_blank ? ' ' : p[i];
+        if (is_blank) i += sizeof blank - 1;
+    }
+    return out;
+}
+
+/* Symbols of a character, or of a byte that belongs to none. */
+static void spm_split(struct tokenizer *t, size_t n) {
+    int32_t previous = -1;
+    t->symbols = grow(t->symbols, &t->symbols_room, n, sizeof *t->symbols);
+    for (size_t i = 0, bytes; i < n; i += bytes) {
+        int length = utf8_length(t->chars + i, n - i);
+        bytes = length > 0 ? (size_t)length : 1;
+        t->symbols[i] = (struct symbol){(uint32_t)bytes, previous, i + bytes < n ? (int32_t)(i + bytes) : -1};
+        previous = (int32_t)i;
+    }
+}
+
+/* Neighbours merge while together they are a token, that of the best score first, of equal ones the leftmost. A character
+ * that is no token after that becomes the tokens of its bytes. */
+static void encode_spm(struct tokenizer *t, const uint8_t *p, size_t n, struct tokenizer_ids *out) {
+    if (!n) return;
+    n = spm_prepare(t, p, n);
+    spm_split(t, n);
+    t->n_heap = 0;
+    for (int32_t i = 0; i >= 0; i = t->symbols[i].next) offer_pair(t, i);
+    apply_merges(t);
+    for (int32_t i = 0; i >= 0; i = t->symbols[i].next) {
+        uint32_t id = find_text(t, t->chars + i, t->symbols[i].id);
+        if (id != TOKENIZER_NONE) tokenizer_ids_add(out, (int32_t)id);
+        for (uint32_t b = 0; id == TOKENIZER_NONE && b < t->symbols[i].id; b++) emit_byte(t, t->chars[(uint32_t)i + b], out);
+    }
 }
 
 /* Is the piece a whole token? */
@@ -415,6 +500,10 @@ static bool encode_normalised(struct tokenizer *t, const uint8_t *p, size_t n,
 /* Text without user-defined tokens: maximal stretches of valid UTF-8, and bytes that are not. */
 static bool encode_stretch(struct tokenizer *t, const uint8_t *p, size_t n,
                            struct tokenizer_ids *out, struct jllm_error *e) {
+    if (is_spm(t)) {
+        encode_spm(t, p, n, out);
+        return true;
+    }
     for (size_t at = 0; at < n;) {
         size_t end = at;
         for (int length; end < n && (length = utf8_length(p + end, n - end)) > 0;)
@@ -465,8 +554,15 @@ const char *tokenizer_text(const struct tokenizer *t, int32_t id, size_t *bytes)
 
 const char *tokenizer_print(const struct tokenizer *t, int32_t id, size_t *bytes) {
     const char *text = tokenizer_text(t, id, bytes);
-    if (text && (t->type[id] == TOKENIZER_CONTROL || t->type[id] == TOKENIZER_UNUSED)) *bytes = 0;
+    bool silent = text && (t->type[id] == TOKENIZER_CONTROL || t->type[id] == TOKENIZER_UNUSED || t->type[id] == TOKENIZER_UNKNOWN);
+    if (silent) *bytes = 0;
     return text;
+}
+
+size_t tokenizer_prefix(const struct tokenizer *t, int32_t first) {
+    size_t bytes;
+    const char *text = tokenizer_text(t, first, &bytes);
+    return text && bytes && text[0] == ' ' && t->type[first] == TOKENIZER_NORMAL && (t->h->flags & TOKENIZER_SPACE_PREFIX);
 }
 
 bool tokenizer_is_stop(const struct tokenizer *t, int32_t id) {

@@ -1,4 +1,5 @@
-/* Text to token ids and back: byte-level BPE, read in place from a plan's PLAN_TOKENIZER section.
+/* Text to token ids and back, read in place from a plan's PLAN_TOKENIZER section: byte-level BPE, and SentencePiece's BPE
+ * with byte fallback ("SPM": Llama 2, Phi-3, Gemma).
  *
  * The first half is the section's format, shared with the compiler; the second half is what a host
  * program calls. A section is checked as a whole by tokenizer_open, every count and index before
@@ -6,13 +7,16 @@
  *
  *   struct tokenizer_header
  *   uint32_t text_first[n_vocab + 1]    token i has bytes [text_first[i], text_first[i + 1])
- *   uint32_t merge_first[n_vocab + 1]   merges whose left part is token i, likewise
+ *   uint32_t merge_first[n_vocab + 1]   merges whose left part is token i, likewise; not of SPM
  *   struct tokenizer_merge[n_merges]    sorted by (left, right)
- *   uint32_t words[n_words]             normal tokens sorted by text; with TOKENIZER_WHOLE_WORDS
- * only uint32_t user[n_user]               user-defined tokens sorted by first byte, longest first
+ *   uint32_t words[n_words]             normal tokens sorted by text; with TOKENIZER_WHOLE_WORDS only
+ *   uint32_t slots[n_slots]             SPM alone: id + 1 of the tokens that text can become, 0 = free; a text is looked
+ *                                       for from slot XXH3_64bits(text) mod n_slots on, up to a free one
+ *   uint32_t rank[n_vocab]              SPM alone: the lower, the earlier the merge that makes the token
+ *   uint32_t user[n_user]               user-defined tokens sorted by first byte, longest first
  *   uint32_t stops[n_stops]             tokens that end an answer
  *   uint8_t  type[n_vocab]              enum tokenizer_type
- *   uint8_t  text[text_first[n_vocab]]  raw bytes, no longer in GPT-2's printable alphabet
+ *   uint8_t  text[text_first[n_vocab]]  raw bytes, neither in GPT-2's printable alphabet nor with U+2581 for blanks
  */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
@@ -37,13 +41,15 @@ enum tokenizer_pre {
     TOKENIZER_PRE_SMOLLM,
     TOKENIZER_PRE_LLAMA3,
     TOKENIZER_PRE_QWEN2,
+    TOKENIZER_PRE_SPM,          /* not at all: two neighbours merge when together they are a token */
     TOKENIZER_PRE_END
 };
 enum tokenizer_flag {
     TOKENIZER_NFC = 1,          /* text is normalised to NFC first */
     TOKENIZER_ADD_BOS = 2,      /* a raw prompt starts with bos */
     TOKENIZER_WHOLE_WORDS = 4,  /* a piece that is a whole token is taken as it is */
-    TOKENIZER_FLAGS_ALL = 7
+    TOKENIZER_SPACE_PREFIX = 8, /* SPM: text gets a blank in front, at its start and after a user-defined token */
+    TOKENIZER_FLAGS_ALL = 15
 };
 enum tokenizer_type { /* GGUF's numbers */
                       TOKENIZER_NORMAL = 1,
@@ -62,7 +68,8 @@ struct tokenizer_header {
     uint32_t pre, flags;
     uint32_t n_vocab, n_merges, n_words, n_user, n_stops;
     uint32_t bos, eos;             /* ids or TOKENIZER_NONE */
-    uint32_t reserved[5];
+    uint32_t n_slots;              /* a power of two; 0: not SPM */
+    uint32_t reserved[4];
     uint32_t byte_id[256];         /* the token of each single byte, or TOKENIZER_NONE */
 };
 _Static_assert(sizeof(struct tokenizer_header) == 64 + 1024, "tokenizer header");
@@ -83,15 +90,17 @@ const struct tokenizer_header *tokenizer_facts(const struct tokenizer *t);
 
 /* Append the ids of any bytes to out. User-defined tokens are recognised in the text, control
  * tokens never: no text can forge one. No bos is added. Bytes that are not UTF-8 become the tokens
- * of single bytes; a byte that the vocabulary has no token for is dropped, as llama.cpp does. Time
- * is O(n log n). False only when the pattern matcher gives up: *e says so. */
+ * of single bytes; a byte that the vocabulary has no token for is dropped, as llama.cpp does (SPM has
+ * one for each). Time is O(n log n). False only when the pattern matcher gives up: *e says so. */
 bool tokenizer_encode(struct tokenizer *t, const char *text, size_t bytes,
                       struct tokenizer_ids *out, struct jllm_error *e);
 
 /* The bytes of a token as they stand in the vocabulary; NULL for an id outside it. */
 const char *tokenizer_text(const struct tokenizer *t, int32_t id, size_t *bytes);
-/* The same as part of an answer: control and unused tokens give no bytes. */
+/* The same as part of an answer: control, unknown and unused tokens give no bytes. */
 const char *tokenizer_print(const struct tokenizer *t, int32_t id, size_t *bytes);
+/* Bytes at the start of the text of a first token (bos aside) that encode put there: 1 for a prefixed blank, else 0. */
+size_t tokenizer_prefix(const struct tokenizer *t, int32_t first);
 bool tokenizer_is_stop(const struct tokenizer *t, int32_t id);
 
 /* Streaming: bytes that are the beginning of a character are held back until the rest comes, so

@@ -1,4 +1,5 @@
-/* out = softmax(q k / sqrt(head_dim)) v over cache rows 0 .. the token's own; an item is a head of a token.
+/* out = softmax(q k / sqrt(head_dim)) v over cache rows 0 .. the token's own, or the last JT_WINDOW of them; an item is a
+ * head of a token.
  *
  * Positions come in chunks of 256 from 0 up. A chunk's scores are exponentiated against the largest score so
  * far; when that grows, what was summed before is scaled down (online softmax, Milakov and Gimelshein
@@ -61,11 +62,13 @@ INLINE void values(const int n, const float *p, const cache_item *v, u32 count, 
     UNROLL(8) for (int j = 0; j < n; j++) f32x8_store(out + 8 * j, sum[j]);
 }
 
-INLINE void head_attend(const float *q, const cache_item *k, const cache_item *v, u32 positions, float *out) {
+/* Over rows seen .. positions - 1. */
+INLINE void head_attend(const float *q, const cache_item *k, const cache_item *v, u32 seen, u32 positions, float *out) {
     float s[CHUNK], top = -__builtin_inff(), total = 0;
     UNROLL(1) for (u32 d = 0; d < JT_HEAD_DIM; d += 8) f32x8_store(out + d, f32x8_all(0.0f));
-    for (u32 begin = 0; begin < positions; begin += CHUNK) {
-        u32 count = positions - begin < CHUNK ? positions - begin : CHUNK, d = 0;
+    for (u32 begin = seen, end; begin < positions; begin = end) {
+        end = (begin / CHUNK + 1) * CHUNK;
+        u32 count = (end < positions ? end : positions) - begin, d = 0;
         const cache_item *rows = v + begin * CACHE_COLS;
         float chunk_top = scores(q, k + begin * CACHE_COLS, count, s), new_top = chunk_top > top ? chunk_top : top;
         float shrink = f32x8_exp(f32x8_all(top - new_top))[0];
@@ -77,10 +80,16 @@ INLINE void head_attend(const float *q, const cache_item *k, const cache_item *v
     UNROLL(1) for (u32 d = 0; d < JT_HEAD_DIM; d += 8) f32x8_store(out + d, f32x8_load(out + d) / total);
 }
 
+#ifdef JT_WINDOW
+INLINE u32 first_seen(u32 pos) { return pos >= JT_WINDOW ? pos + 1 - JT_WINDOW : 0; }
+#else
+INLINE u32 first_seen(u32 pos) { return (void)pos, 0; }
+#endif
+
 KERNEL {
     for (u32 item = first; item < last && item / JT_N_HEAD < step->n_tokens; item++) {
         u32 t = item / JT_N_HEAD, kv = item % JT_N_HEAD / (JT_N_HEAD / JT_N_HEAD_KV) * JT_HEAD_DIM;
         head_attend((const float *)args[0] + (u64)item * JT_HEAD_DIM, (const cache_item *)args[1] + kv,
-                    (const cache_item *)args[2] + kv, step->pos + t + 1, (float *)args[3] + (u64)item * JT_HEAD_DIM);
+                    (const cache_item *)args[2] + kv, first_seen(step->pos + t), step->pos + t + 1, (float *)args[3] + (u64)item * JT_HEAD_DIM);
     }
 }

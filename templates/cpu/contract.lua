@@ -4,12 +4,17 @@
 template "embed" {
     source = "embed.c", reference = "embed",
     args = { "w", "out" },
-    keys = { "quant", "m", "k", "n" },
+    keys = { "quant", "m", "k", "n", "scale" },
 }
 template "rms_norm" {
     source = "rms_norm.c", reference = "rms_norm",
     args = { "x", "w", "out" },
     keys = { "k", "n", "eps", "out", "row" },
+}
+template "norm_add" {       -- x += norm(y)
+    source = "rms_norm.c", reference = "norm_add",
+    args = { "y", "w", "x" },
+    keys = { "k", "n", "eps", "out", "row", "add" },
 }
 template "matmul" {
     source = "matmul.c", reference = "matmul",
@@ -17,6 +22,8 @@ template "matmul" {
     keys = { "quant", "m", "k", "n", "residual" },
     params = {
         { name = "tokens", values = { 1, 2, 4 }, default = 4, doc = "tokens that share a register tile of 16 rows" },
+        { name = "ahead", values = { 0, 1024, 2048, 4096, 8192 }, default = 4096, doc = "bytes that weights are asked for ahead of use" },
+        { name = "turns", values = { 4, 8, 16, 32, 64 }, default = 16, doc = "turns that all threads together take at a launch" },
     },
 }
 template "rope_store" {
@@ -29,10 +36,15 @@ template "rope_store_qknorm" {
     args = { "q", "k", "v", "table", "q_norm", "k_norm", "kcache", "vcache" },
     keys = { "n", "n_head", "n_head_kv", "head_dim", "rope_dim", "neox", "qk_norm", "eps", "kv", "ctx" },
 }
+template "rope_store_bias" {
+    source = "rope_store.c", reference = "rope_store",
+    args = { "q", "k", "v", "table", "q_bias", "k_bias", "v_bias", "kcache", "vcache" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "rope_dim", "neox", "qk_norm", "bias", "eps", "kv", "ctx" },
+}
 template "attention" {
     source = "attention.c", reference = "attention",
     args = { "q", "kcache", "vcache", "out" },
-    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx", "window" },
 }
 template "quantize" {
     source = "quantize.c", reference = "quantize",
@@ -42,24 +54,24 @@ template "quantize" {
 template "act_mul" {
     source = "act_mul.c", reference = "act_mul",
     args = { "gate", "up", "out" },
-    keys = { "k", "n", "out" },
+    keys = { "k", "n", "out", "act" },
 }
 
 -- What a matrix of a type reads: fp32 meets fp32, integers meet 16-bit integers.
 local function input_type(quant)
-    return (quant == "f32" or quant == "f16") and "f32" or "a16"
+    return (quant == "f32" or quant == "f16" or quant == "bf16") and "f32" or "a16"
 end
 
--- About 16 turns for all threads together: short enough to even them out, long enough to be worth taking.
-local function chunk(items)
-    return ceil_div(items, 16)
+-- Turns for all threads together: short enough to even them out, long enough to be worth taking.
+local function chunk(items, turns)
+    return ceil_div(items, turns or 16)
 end
 
 local function matmul(w, a, out, n, residual, barrier)
     local items = ceil_div(w.m, 16)
-    launch("matmul", { a = a, w = weight(w, "rows16"), out = out },
-           { quant = w.quant, m = w.m, k = w.k, n = n, residual = residual },
-           { items = items, chunk = chunk(items), barrier = barrier, bytes = w.bytes, flops = 2 * w.m * w.k * n })
+    local key = { quant = w.quant, m = w.m, k = w.k, n = n, residual = residual }
+    launch("matmul", { a = a, w = weight(w, "rows16"), out = out }, key,
+           { items = items, chunk = chunk(items, choose("matmul", key).turns), barrier = barrier, bytes = w.bytes, flops = 2 * w.m * w.k * n })
 end
 
 -- RMS norm of x by w (a vector: one row of k) in each type that a matrix of `readers` asks for: { a16 = value, f32 = value }.
@@ -78,15 +90,27 @@ local function norms(op, w, readers, n, row)
     return made
 end
 
+-- x += W a, or the norm of that by `post` where the family has one there.
+local function residual(op, w, a, post)
+    if not post then
+        matmul(w, a, op.x, op.n, 1, true)
+        return
+    end
+    local y = scratch("y", "f32", op.n, w.m)
+    matmul(w, a, y, op.n, 0, true)
+    launch("norm_add", { y = y, w = weight(post, "plain"), x = op.x },
+           { k = w.m, n = op.n, eps = op.dims.rms_eps, out = "f32", row = 0, add = 1 },
+           { items = op.n, barrier = true, bytes = w.m * 4, flops = 5 * w.m * op.n })
+end
+
 function lower.embed(op)
     local w = op.w.token_embd
-    launch("embed", { w = weight(w, "rows16"), out = op.x }, { quant = w.quant, m = w.m, k = w.k, n = op.n },
+    launch("embed", { w = weight(w, "rows16"), out = op.x }, { quant = w.quant, m = w.m, k = w.k, n = op.n, scale = op.dims.embd_scale },
            { items = op.n, barrier = true, bytes = w.bytes // w.m * op.n })
 end
 
 function lower.qkv(op)
     local w, d, n = op.w, op.dims, op.n
-    if w.attn_q_bias or w.attn_k_bias or w.attn_v_bias then error("biases of q, k and v are not supported on a CPU") end
     local a = norms(op, w.attn_norm, { w.attn_q, w.attn_k, w.attn_v }, n, 0)
     define(op.q, "f32")
     local k, v = scratch("k", "f32", n, w.attn_k.m), scratch("v", "f32", n, w.attn_v.m)
@@ -101,6 +125,10 @@ function lower.qkv(op)
     if w.attn_q_norm then
         args.q_norm, args.k_norm = weight(w.attn_q_norm, "plain"), weight(w.attn_k_norm, "plain")
         launch("rope_store_qknorm", args, key, how)
+    elseif w.attn_q_bias then
+        args.q_bias, args.k_bias, args.v_bias = weight(w.attn_q_bias, "plain"), weight(w.attn_k_bias, "plain"), weight(w.attn_v_bias, "plain")
+        key.bias = 1
+        launch("rope_store_bias", args, key, how)
     else
         launch("rope_store", args, key, how)
     end
@@ -112,7 +140,7 @@ function lower.attention(op)
     define(op.o, "f32")
     local items = n * d.n_head
     launch("attention", { q = op.q, kcache = cache("k"), vcache = cache("v"), out = op.o },
-           { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, kv = op.kv, ctx = d.ctx },
+           { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, kv = op.kv, ctx = d.ctx, window = d.window },
            { items = items, chunk = ceil_div(items, 32), barrier = true, flops = 2 * n * n * d.n_head * d.head_dim })
 end
 
@@ -122,7 +150,7 @@ function lower.attn_out(op)
         a = scratch("o_a16", "a16", op.n, w.k)
         launch("quantize", { x = op.o, out = a }, { k = w.k, n = op.n }, { items = op.n, barrier = true })
     end
-    matmul(w, a, op.x, op.n, 1, true)
+    residual(op, w, a, op.w.post_attention_norm)
 end
 
 function lower.ffn_up(op)
@@ -134,12 +162,12 @@ function lower.ffn_up(op)
     local out = input_type(op.h.feeds)
     define(op.h, out)
     local items = n * ceil_div(w.ffn_gate.m, 256)
-    launch("act_mul", { gate = gate, up = up, out = op.h }, { k = w.ffn_gate.m, n = n, out = out },
+    launch("act_mul", { gate = gate, up = up, out = op.h }, { k = w.ffn_gate.m, n = n, out = out, act = op.dims.act },
            { items = items, chunk = chunk(items), barrier = true, flops = 8 * n * w.ffn_gate.m })
 end
 
 function lower.ffn_down(op)
-    matmul(op.w.ffn_down, op.h, op.x, op.n, 1, true)
+    residual(op, op.w.ffn_down, op.h, op.w.post_ffw_norm)
 end
 
 function lower.head(op)

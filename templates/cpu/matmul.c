@@ -1,10 +1,11 @@
 /* out[t][m] = sum over k of w[m][k] * a[t][k], plus what stood in out where JT_RESIDUAL; an item is a tile
  * of 16 rows.
  *
- * Quantised weights meet A16 activations: per 32 columns (16 for Q6_K) an exact integer sum, then
+ * Quantised weights meet A16 activations: per 32 columns (16 where scales are) an exact integer sum, then
  *     acc = fma(sum, scale_w * scale_a, acc),  acc = fma(offset_w, sum_a, acc)
- * by ascending columns. F32 and F16 weights meet fp32 activations, one fma a column. Both orders
- * belong to a row and a token alone, so that any n, any split and any register tile give the same bits.
+ * by ascending columns, offsets of a unit of 32 columns after its sums. Types without blocks meet fp32 activations, one
+ * fma a column. Both orders belong to a row and a token alone, so that any n, any split, any register tile and any
+ * width of vectors give the same bits.
  *
  * With n = 1 packed weights go straight into registers. Otherwise a panel of 16 rows x 256 columns is
  * unpacked to the stack once, then JT_TOKENS tokens at a time pass over it. Tokens from n_tokens on are not touched.
@@ -14,14 +15,14 @@
 #include "a16.h"
 
 /* Rows of a tile that exist, from acc to out. */
-INLINE void tile_store(float *out, u32 rows, f32x8 low, f32x8 high) {
+INLINE void tile_store(float *out, u32 rows, const f32v *acc) {
     if (rows >= TILE_ROWS) {
-        f32x8_store(out, JT_RESIDUAL ? f32x8_load(out) + low : low);
-        f32x8_store(out + 8, JT_RESIDUAL ? f32x8_load(out + 8) + high : high);
+        UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++)
+            f32v_store(out + h * LANES, JT_RESIDUAL ? f32v_load(out + h * LANES) + acc[h] : acc[h]);
         return;
     }
     UNROLL(1) for (u32 r = 0; r < rows; r++) {
-        float y = r < 8 ? low[r % 8] : high[r % 8];
+        float y = acc[r / LANES][r % LANES];
         out[r] = JT_RESIDUAL ? out[r] + y : y;
     }
 }
@@ -29,19 +30,18 @@ INLINE void tile_store(float *out, u32 rows, f32x8 low, f32x8 high) {
 #if BLOCK_COLS == 1
 
 INLINE void tokens_tile(const int n, const u8 *w, const float *a, float *out, u32 rows) {
-    f32x8 acc[4][2] = { { { 0 } } };
+    f32v acc[4][TILE_VECTORS] = { { { 0 } } };
     for (u32 k = 0; k < JT_K; k++) {
-        f32x8 column[2];
+        f32v column[TILE_VECTORS];
         if (JT_N == 1) stream_ahead(w + k * BLOCK_BYTES, BLOCK_BYTES);
-        column_weights(w + k * BLOCK_BYTES, column);
+        UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) column[h] = column_weights(w + k * BLOCK_BYTES, h);
         UNROLL(4) for (int t = 0; t < n; t++) {
-            f32x8 x = f32x8_all(a[(u64)t * JT_K + k]);
-            acc[t][0] = f32x8_fma(column[0], x, acc[t][0]);
-            acc[t][1] = f32x8_fma(column[1], x, acc[t][1]);
+            f32v x = f32v_all(a[(u64)t * JT_K + k]);
+            UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) acc[t][h] = f32v_fma(column[h], x, acc[t][h]);
         }
     }
     UNROLL(4) for (int t = 0; t < n; t++)
-        tile_store(out + (u64)t * JT_M, rows, acc[t][0], acc[t][1]);
+        tile_store(out + (u64)t * JT_M, rows, acc[t]);
 }
 
 INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
@@ -58,88 +58,117 @@ INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
 #define UNITS (JT_K / 32)
 #define UNIT_GROUPS (4 / UNIT_SCALES)   /* groups of 8 columns under one scale */
 
+/* Sums of the columns that an offset is for. */
+INLINE float columns_sum(struct a16_place x, unsigned s) {
+#if UNIT_MINS < 2
+    return x.sum[s];
+#else
+    i32x8 one = i32x8_all(0x10001);
+    return *x.scale * (float)i32x8_sum(i32x8_dot(*(const i16x16_any *)(x.q + 16 * s), (i16x16)one, (i32x8){ 0 }));
+#endif
+}
+
 #if JT_N == 1
 
 INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
     (void)n_tokens;
     struct a16_place x = a16_place(a, JT_N, JT_K, 0, 0);
-    f32x8 acc[2] = { { 0 } };
+    f32v acc[TILE_VECTORS] = { { 0 } };
     for (u32 block = 0; block < UNITS / BLOCK_UNITS; block++, w += BLOCK_BYTES) {
         UNROLL(1) for (u32 unit = 0; unit < BLOCK_UNITS; unit++, x.q += 32, x.scale++, x.sum++) {
-            f32x8 scale[2 * UNIT_SCALES];
             stream_ahead(w + unit * (BLOCK_BYTES / BLOCK_UNITS), BLOCK_BYTES / BLOCK_UNITS);
-            unit_scales(w, unit, scale);
-            UNROLL(2) for (int s = 0; s < UNIT_SCALES; s++) {
-                i32x8 sum[2] = { { 0 } };
-                UNROLL(4) for (int g = 0; g < UNIT_GROUPS; g++) {
-                    i16x16 q[8];
-                    unit_weights(w, unit, (unsigned)(s * UNIT_GROUPS + g), q);
-                    UNROLL(4) for (int i = 0; i < 4; i++) {
-                        i16x16 pair = (i16x16)i32x8_all(*(const i32_any *)(x.q + 8 * (s * UNIT_GROUPS + g) + 2 * i));
-                        sum[0] = i32x8_dot(q[2 * i], pair, sum[0]);
-                        sum[1] = i32x8_dot(q[2 * i + 1], pair, sum[1]);
+            UNROLL(2) for (unsigned s = 0; s < UNIT_SCALES; s++) {
+                dots sum[TILE_VECTORS];
+                UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) sum[h] = dots_none();
+                UNROLL(4) for (unsigned g = s * UNIT_GROUPS; g < (s + 1) * UNIT_GROUPS; g++) {
+                    UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) {
+                        u16v q[4];
+                        unit_weights(w, unit, g, h, q);
+                        UNROLL(4) for (int i = 0; i < 4; i++)
+                            sum[h] = dots_add(sum[h], (i16v)q[i], i16v_pair(x.q + 8 * g + 2 * i));
                     }
                 }
-                acc[0] = f32x8_fma(f32x8_from(sum[0]), scale[2 * s] * *x.scale, acc[0]);
-                acc[1] = f32x8_fma(f32x8_from(sum[1]), scale[2 * s + 1] * *x.scale, acc[1]);
+                UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++)
+                    acc[h] = f32v_fma(f32v_from(dots_sum(sum[h])), unit_scale(w, unit, s, h) * *x.scale, acc[h]);
             }
 #if UNIT_MINS
-            f32x8 offset[2];
-            unit_offsets(w, unit, offset);
-            acc[0] = f32x8_fma(offset[0], f32x8_all(*x.sum), acc[0]);
-            acc[1] = f32x8_fma(offset[1], f32x8_all(*x.sum), acc[1]);
+            UNROLL(2) for (unsigned s = 0; s < UNIT_MINS; s++) {
+                f32v total = f32v_all(columns_sum(x, s));
+                UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++)
+                    acc[h] = f32v_fma(unit_offset(w, unit, s, h), total, acc[h]);
+            }
 #endif
         }
     }
-    tile_store(out, rows, acc[0], acc[1]);
+    tile_store(out, rows, acc);
 }
 
 #else
 
 #define PANEL_UNITS 8
 struct panel {
-    i16x16 q[PANEL_UNITS][16][2];
-    f32x8 scale[PANEL_UNITS][UNIT_SCALES][2], offset[PANEL_UNITS][2];
+    u16v q[PANEL_UNITS][16][TILE_VECTORS];
+    f32v scale[PANEL_UNITS][UNIT_SCALES][TILE_VECTORS], offset[PANEL_UNITS][UNIT_MINS ? UNIT_MINS : 1][TILE_VECTORS];
 };
 
 INLINE void panel_fill(struct panel *p, const u8 *w, u32 units) {
     for (u32 u = 0; u < units; u++) {
         const u8 *block = w + u / BLOCK_UNITS * BLOCK_BYTES;
-        stream_ahead(block + u % BLOCK_UNITS * (BLOCK_BYTES / BLOCK_UNITS), BLOCK_BYTES / BLOCK_UNITS);
-        UNROLL(4) for (unsigned g = 0; g < 4; g++)
-            unit_weights(block, u % BLOCK_UNITS, g, &p->q[u][4 * g][0]);
-        unit_scales(block, u % BLOCK_UNITS, &p->scale[u][0][0]);
+        u32 unit = u % BLOCK_UNITS;
+        stream_ahead(block + unit * (BLOCK_BYTES / BLOCK_UNITS), BLOCK_BYTES / BLOCK_UNITS);
+        UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) {
+            UNROLL(4) for (unsigned g = 0; g < 4; g++) {
+                u16v q[4];
+                unit_weights(block, unit, g, h, q);
+                UNROLL(4) for (unsigned i = 0; i < 4; i++) p->q[u][4 * g + i][h] = q[i];
+            }
+            UNROLL(2) for (unsigned s = 0; s < UNIT_SCALES; s++) p->scale[u][s][h] = unit_scale(block, unit, s, h);
 #if UNIT_MINS
-        unit_offsets(block, u % BLOCK_UNITS, p->offset[u]);
+            UNROLL(2) for (unsigned s = 0; s < UNIT_MINS; s++) p->offset[u][s][h] = unit_offset(block, unit, s, h);
 #endif
+        }
     }
 }
 
-/* n tokens over a panel: n * 2 integer sums stay in registers. */
-INLINE void tokens_tile(const int n, const struct panel *p, u32 units, struct a16_place x, f32x8 (*acc)[2]) {
-    for (u32 u = 0; u < units; u++, x.q += 32, x.scale++, x.sum++) {
-        UNROLL(2) for (int s = 0; s < UNIT_SCALES; s++) {
-            i32x8 sum[4][2] = { { { 0 } } };
-            UNROLL(4) for (int i = 0; i < 16 / UNIT_SCALES; i++) {
-                const i16x16 *q = p->q[u][s * 16 / UNIT_SCALES + i];
-                UNROLL(4) for (int t = 0; t < n; t++) {
-                    const i16 *at = x.q + (u64)t * JT_K + 2 * (s * 16 / UNIT_SCALES + i);
-                    i16x16 pair = (i16x16)i32x8_all(*(const i32_any *)at);
-                    sum[t][0] = i32x8_dot(q[0], pair, sum[t][0]);
-                    sum[t][1] = i32x8_dot(q[1], pair, sum[t][1]);
-                }
-            }
+/* Vectors of a tile whose sums stay in registers together; with one of them, even and odd pairs of columns are summed
+ * apart, so that no sum waits for the one before. */
+#define TOGETHER (TILE_VECTORS < 2 ? TILE_VECTORS : 2)
+#define CHAINS (TILE_VECTORS == 1 ? 2 : 1)
+
+/* n tokens over vectors h .. h + TOGETHER of a part of a unit with one scale. */
+INLINE void part_add(const int n, const struct panel *p, u32 u, unsigned s, u32 h, struct a16_place x, f32v (*acc)[TILE_VECTORS]) {
+    dots sum[4][TOGETHER][CHAINS];
+    UNROLL(4) for (int t = 0; t < n; t++)
+        UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++)
+            UNROLL(2) for (unsigned c = 0; c < CHAINS; c++) sum[t][j][c] = dots_none();
+    UNROLL(2) for (unsigned i = s * 16 / UNIT_SCALES; i < (s + 1) * 16 / UNIT_SCALES; i += CHAINS)
+        UNROLL(2) for (unsigned c = 0; c < CHAINS; c++)
             UNROLL(4) for (int t = 0; t < n; t++) {
-                float scale = x.scale[(u64)t * UNITS];
-                acc[t][0] = f32x8_fma(f32x8_from(sum[t][0]), p->scale[u][s][0] * scale, acc[t][0]);
-                acc[t][1] = f32x8_fma(f32x8_from(sum[t][1]), p->scale[u][s][1] * scale, acc[t][1]);
+                i16v pair = i16v_pair(x.q + (u64)t * JT_K + 2 * (i + c));
+                UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++)
+                    sum[t][j][c] = dots_add(sum[t][j][c], (i16v)p->q[u][i + c][h + j], pair);
             }
+    UNROLL(4) for (int t = 0; t < n; t++) {
+        float scale = x.scale[(u64)t * UNITS];
+        UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++) {
+            i32v all = dots_sum(sum[t][j][0]);
+            if (CHAINS > 1) all += dots_sum(sum[t][j][CHAINS - 1]);
+            acc[t][h + j] = f32v_fma(f32v_from(all), p->scale[u][s][h + j] * scale, acc[t][h + j]);
         }
+    }
+}
+
+INLINE void tokens_tile(const int n, const struct panel *p, u32 units, struct a16_place x, f32v (*acc)[TILE_VECTORS]) {
+    for (u32 u = 0; u < units; u++, x.q += 32, x.scale++, x.sum++) {
+        UNROLL(2) for (unsigned s = 0; s < UNIT_SCALES; s++)
+            UNROLL(2) for (u32 h = 0; h < TILE_VECTORS; h += TOGETHER) part_add(n, p, u, s, h, x, acc);
 #if UNIT_MINS
-        UNROLL(4) for (int t = 0; t < n; t++) {
-            f32x8 total = f32x8_all(x.sum[(u64)t * UNITS]);
-            acc[t][0] = f32x8_fma(p->offset[u][0], total, acc[t][0]);
-            acc[t][1] = f32x8_fma(p->offset[u][1], total, acc[t][1]);
+        UNROLL(2) for (unsigned s = 0; s < UNIT_MINS; s++) {
+            UNROLL(4) for (int t = 0; t < n; t++) {
+                struct a16_place row = { x.q + (u64)t * JT_K, x.scale + (u64)t * UNITS, x.sum + (u64)t * UNITS };
+                f32v total = f32v_all(columns_sum(row, s));
+                UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) acc[t][h] = f32v_fma(p->offset[u][s][h], total, acc[t][h]);
+            }
         }
 #endif
     }
@@ -147,8 +176,9 @@ INLINE void tokens_tile(const int n, const struct panel *p, u32 units, struct a1
 
 INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
     struct panel p;
-    f32x8 acc[JT_N][2];
-    UNROLL(1) for (u32 t = 0; t < n_tokens; t++) acc[t][0] = acc[t][1] = f32x8_all(0.0f);
+    f32v acc[JT_N][TILE_VECTORS];
+    UNROLL(1) for (u32 t = 0; t < n_tokens; t++)
+        UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) acc[t][h] = f32v_all(0.0f);
     for (u32 unit = 0; unit < UNITS; unit += PANEL_UNITS, w += PANEL_UNITS / BLOCK_UNITS * BLOCK_BYTES) {
         u32 units = UNITS - unit < PANEL_UNITS ? UNITS - unit : PANEL_UNITS, t = 0;
         panel_fill(&p, w, units);
@@ -158,7 +188,7 @@ INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
             tokens_tile(1, &p, units, a16_place(a, JT_N, JT_K, t, unit), acc + t);
     }
     UNROLL(1) for (u32 t = 0; t < n_tokens; t++)
-        tile_store(out + (u64)t * JT_M, rows, acc[t][0], acc[t][1]);
+        tile_store(out + (u64)t * JT_M, rows, acc[t]);
 }
 
 #endif

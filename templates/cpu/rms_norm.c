@@ -1,9 +1,13 @@
 /* out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * w, as fp32 or A16; an item is a token. With JT_ROW = 1 the one
- * token is row step->row of x and row 0 of out. Squares are summed in 32 lanes, then in a fixed order.
+ * token is row step->row of x and row 0 of out. With JT_ADD = 1 it is added to what is there, as fp32. Squares are summed in 32 lanes, then in a fixed order.
  */
 #include "plan_step.h"
 #include "simd.h"
 #include "a16.h"
+
+#ifndef JT_ADD
+#define JT_ADD 0
+#endif
 
 INLINE float norm_factor(const float *x) {
     f32x8 squares[4] = { { 0 } };
@@ -29,8 +33,10 @@ KERNEL {
 #ifdef JT_OUT_A16
             a16_store(a16_place(args[2], JT_N, JT_K, t, k / 32), y);
 #else
-            UNROLL(4) for (u32 i = 0; i < 4; i++)
-                f32x8_store((float *)args[2] + (u64)t * JT_K + k + 8 * i, y[i]);
+            UNROLL(4) for (u32 i = 0; i < 4; i++) {
+                float *out = (float *)args[2] + (u64)t * JT_K + k + 8 * i;
+                f32x8_store(out, JT_ADD ? f32x8_load(out) + y[i] : y[i]);
+            }
 #endif
         }
     }

@@ -3,157 +3,226 @@
  *
  *   BLOCK_COLS, BLOCK_BYTES   a block of 16 rows
  *   UNIT_SCALES               scales per unit of 32 columns of a row
- *   UNIT_MINS                 1: an offset per unit as well
+ *   UNIT_MINS                 offsets per unit: 0, 1 or 2, each for as many columns as the others
  *   weight = scale * q + offset, every product and scale exact in fp32
  *
- *   unit_weights(block, unit, group, q)    q of 8 columns: q[2i + h] has columns 2i, 2i + 1 of rows 8h .. 8h + 7
- *   unit_scales(block, unit, scale)        scale[2s + h]: the s-th scale of rows 8h .. 8h + 7
- *   unit_offsets(block, unit, offset)      offset[h], for UNIT_MINS
- *   row_unit(block, unit, lane, out)       the 32 values of one row
+ * and, for vector h < TILE_VECTORS of the tile's rows,
  *
- * F32 and F16 have blocks of one column: column_weights(block, w) gives w[h], and no units.
+ *   unit_weights(block, unit, group, h, q)   q of 8 columns: q[i] has columns 2i, 2i + 1
+ *   unit_scale(block, unit, s, h)            the s-th scale of each row
+ *   unit_offset(block, unit, s, h)           where UNIT_MINS
+ *
+ * F32, F16 and BF16 have blocks of one column: column_weights(block, h), and no units.
  */
-#include "simd.h"
+#include "tile.h"
 
-#define TILE_ROWS 16
 #define BLOCK_UNITS (BLOCK_COLS / 32)
 #define TILE_BYTES ((u64)JT_K / BLOCK_COLS * BLOCK_BYTES)
 
-#if defined JT_QUANT_F32 || defined JT_QUANT_F16
+#define COLUMN INLINE f32v column_weights(const u8 *block, unsigned h UNUSED)
+#define WEIGHTS INLINE void unit_weights(const u8 *block, unsigned unit UNUSED, unsigned group, unsigned h, u16v *q)
+#define SCALE INLINE f32v unit_scale(const u8 *block, unsigned unit UNUSED, unsigned s UNUSED, unsigned h)
+#define OFFSET INLINE f32v unit_offset(const u8 *block, unsigned unit UNUSED, unsigned s UNUSED, unsigned h)
+
+#if defined JT_QUANT_F32
 #define BLOCK_COLS 1
-#ifdef JT_QUANT_F32
 #define BLOCK_BYTES 64
-INLINE void column_weights(const u8 *block, f32x8 *w) {
-    w[0] = f32x8_load(block);
-    w[1] = f32x8_load(block + 32);
-}
-#else
+COLUMN { return f32v_load(block + 4 * LANES * h); }
+
+#elif defined JT_QUANT_F16
+#define BLOCK_COLS 1
 #define BLOCK_BYTES 32
-INLINE void column_weights(const u8 *block, f32x8 *w) {
-    w[0] = f32x8_from_f16(block);
-    w[1] = f32x8_from_f16(block + 16);
-}
-#endif
-#endif
+COLUMN { return f32v_from_f16(block + 2 * LANES * h); }
 
-#if defined JT_QUANT_Q4_1 || defined JT_QUANT_Q4_K
-/* Four nibbles a word: 8 columns of 8 rows in 32 bytes. */
-INLINE void nibble_weights(const u8 *nibbles, unsigned group, i16x16 *q) {
-    UNROLL(2) for (int h = 0; h < 2; h++) {
-        u16x16 word = *(const u16x16_any *)(nibbles + 64 * group + 32 * h);
-        q[h] = (i16x16)(word & 15);
-        q[2 + h] = (i16x16)(word >> 4 & 15);
-        q[4 + h] = (i16x16)(word >> 8 & 15);
-        q[6 + h] = (i16x16)(word >> 12);
-    }
-}
-INLINE int nibble_at(const u8 *nibbles, unsigned lane, unsigned col) {
-    const u8 *word = nibbles + 64 * (col / 8) + 4 * lane + 2 * (col % 2);
-    return *(const u16_any *)word >> 4 * (col % 8 / 2) & 15;
-}
-#endif
+#elif defined JT_QUANT_BF16
+#define BLOCK_COLS 1
+#define BLOCK_BYTES 32
+COLUMN { return f32v_from_bf16(block + 2 * LANES * h); }
 
-#ifdef JT_QUANT_Q4_1
+#elif defined JT_QUANT_Q4_0
+#define BLOCK_COLS 32
+#define BLOCK_BYTES 288
+#define UNIT_SCALES 1
+#define UNIT_MINS 0
+WEIGHTS {
+    plane_nibbles(block + 32, group, h, q);
+    UNROLL(4) for (int i = 0; i < 4; i++) q[i] -= 8;
+}
+SCALE {
+    return f32v_from_f16(block + 2 * LANES * h);
+}
+
+#elif defined JT_QUANT_Q4_1
 #define BLOCK_COLS 32
 #define BLOCK_BYTES 320
 #define UNIT_SCALES 1
 #define UNIT_MINS 1
-INLINE void unit_weights(const u8 *block, unsigned unit, unsigned group, i16x16 *q) {
-    nibble_weights(block + 64 + 256 * unit, group, q);
+WEIGHTS {
+    plane_nibbles(block + 64, group, h, q);
 }
-INLINE void unit_scales(const u8 *block, unsigned unit, f32x8 *scale) {
-    scale[0] = f32x8_from_f16(block + 320 * unit);
-    scale[1] = f32x8_from_f16(block + 320 * unit + 16);
+SCALE {
+    return f32v_from_f16(block + 2 * LANES * h);
 }
-INLINE void unit_offsets(const u8 *block, unsigned unit, f32x8 *offset) {
-    offset[0] = f32x8_from_f16(block + 320 * unit + 32);
-    offset[1] = f32x8_from_f16(block + 320 * unit + 48);
+OFFSET {
+    return f32v_from_f16(block + 32 + 2 * LANES * h);
 }
-INLINE void row_unit(const u8 *block, unsigned unit, unsigned lane, float *out) {
-    float d = f32_from_f16(block + 2 * lane), m = f32_from_f16(block + 32 + 2 * lane);
-    for (unsigned i = 0; i < 32; i++)
-        out[i] = d * (float)nibble_at(block + 64 + 256 * unit, lane, i) + m;
-}
-#endif
 
-#ifdef JT_QUANT_Q8_0
+#elif defined JT_QUANT_Q5_0
+#define BLOCK_COLS 32
+#define BLOCK_BYTES 352
+#define UNIT_SCALES 1
+#define UNIT_MINS 0
+WEIGHTS {
+    plane_nibbles(block + 96, group, h, q);
+    plane_add_bits(block + 32, group, h, 4, q);
+    UNROLL(4) for (int i = 0; i < 4; i++) q[i] -= 16;
+}
+SCALE {
+    return f32v_from_f16(block + 2 * LANES * h);
+}
+
+#elif defined JT_QUANT_Q5_1
+#define BLOCK_COLS 32
+#define BLOCK_BYTES 384
+#define UNIT_SCALES 1
+#define UNIT_MINS 1
+WEIGHTS {
+    plane_nibbles(block + 128, group, h, q);
+    plane_add_bits(block + 64, group, h, 4, q);
+}
+SCALE {
+    return f32v_from_f16(block + 2 * LANES * h);
+}
+OFFSET {
+    return f32v_from_f16(block + 32 + 2 * LANES * h);
+}
+
+#elif defined JT_QUANT_Q8_0
 #define BLOCK_COLS 32
 #define BLOCK_BYTES 544
 #define UNIT_SCALES 1
 #define UNIT_MINS 0
-INLINE void unit_weights(const u8 *block, unsigned unit, unsigned group, i16x16 *q) {
-    UNROLL(8) for (unsigned i = 0; i < 8; i++)
-        q[i] = __builtin_convertvector(*(const i8x16_any *)(block + 32 + 512 * unit + 128 * group + 16 * i), i16x16);
+WEIGHTS {
+    UNROLL(4) for (unsigned i = 0; i < 4; i++)
+        q[i] = (u16v)i16v_from_i8(block + 32 + 128 * group + 32 * i + 2 * LANES * h);
 }
-INLINE void unit_scales(const u8 *block, unsigned unit, f32x8 *scale) {
-    scale[0] = f32x8_from_f16(block + 544 * unit);
-    scale[1] = f32x8_from_f16(block + 544 * unit + 16);
+SCALE {
+    return f32v_from_f16(block + 2 * LANES * h);
 }
-INLINE void row_unit(const u8 *block, unsigned unit, unsigned lane, float *out) {
-    const i8 *q = (const i8 *)block + 32 + 512 * unit;
-    for (unsigned i = 0; i < 32; i++)
-        out[i] = f32_from_f16(block + 2 * lane) * (float)q[32 * (i / 2) + 2 * lane + i % 2];
-}
-#endif
 
-#ifdef JT_QUANT_Q4_K
+#elif defined JT_QUANT_Q2_K
+#define BLOCK_COLS 256
+#define BLOCK_BYTES 1344
+#define UNIT_SCALES 2
+#define UNIT_MINS 2
+WEIGHTS {
+    UNROLL(4) for (int i = 0; i < 4; i++) q[i] = (u16v){ 0 };
+    plane_add_pairs(block + 320 + 128 * unit, group, h, 0, q);
+}
+SCALE {
+    i32v scale = i32v_from_u8(block + 64 + 32 * unit + 16 * s + LANES * h) & 15;
+    return f32v_from_f16(block + 2 * LANES * h) * f32v_from(scale);
+}
+OFFSET {
+    i32v min = i32v_from_u8(block + 64 + 32 * unit + 16 * s + LANES * h) >> 4;
+    return -f32v_from_f16(block + 32 + 2 * LANES * h) * f32v_from(min);
+}
+
+#elif defined JT_QUANT_Q3_K
+#define BLOCK_COLS 256
+#define BLOCK_BYTES 1760
+#define UNIT_SCALES 2
+#define UNIT_MINS 0
+WEIGHTS {
+    UNROLL(4) for (int i = 0; i < 4; i++) q[i] = (u16v){ 0 };
+    plane_add_pairs(block + 224 + 128 * unit, group, h, 0, q);
+    plane_add_bits(block + 1248 + 64 * unit, group, h, 2, q);
+    UNROLL(4) for (int i = 0; i < 4; i++) q[i] -= 4;
+}
+SCALE {
+    const u8 *six = block + 32 + 24 * unit;
+    return f32v_from_f16(block + 2 * LANES * h) * f32v_from((s ? six_b(six, h) : six_a(six, h)) - 32);
+}
+
+#elif defined JT_QUANT_Q4_K
 #define BLOCK_COLS 256
 #define BLOCK_BYTES 2304
 #define UNIT_SCALES 1
 #define UNIT_MINS 1
-INLINE void unit_weights(const u8 *block, unsigned unit, unsigned group, i16x16 *q) {
-    nibble_weights(block + 256 + 256 * unit, group, q);
+WEIGHTS {
+    plane_nibbles(block + 256 + 256 * unit, group, h, q);
 }
-INLINE void unit_scales(const u8 *block, unsigned unit, f32x8 *scale) {
-    const u8 *six = block + 64 + 24 * unit;
-    i32x8 high = i32x8_from_u8(six + 16);
-    scale[0] = f32x8_from_f16(block) * f32x8_from((i32x8_from_u8(six) & 15) | (high << 4 & 48));
-    scale[1] = f32x8_from_f16(block + 16) * f32x8_from((i32x8_from_u8(six + 8) & 15) | (high & 48));
+SCALE {
+    return f32v_from_f16(block + 2 * LANES * h) * f32v_from(six_a(block + 64 + 24 * unit, h));
 }
-INLINE void unit_offsets(const u8 *block, unsigned unit, f32x8 *offset) {
-    const u8 *six = block + 64 + 24 * unit;
-    i32x8 high = i32x8_from_u8(six + 16);
-    offset[0] = -f32x8_from_f16(block + 32) * f32x8_from(i32x8_from_u8(six) >> 4 | (high << 2 & 48));
-    offset[1] = -f32x8_from_f16(block + 48) * f32x8_from(i32x8_from_u8(six + 8) >> 4 | (high >> 2 & 48));
+OFFSET {
+    return -f32v_from_f16(block + 32 + 2 * LANES * h) * f32v_from(six_b(block + 64 + 24 * unit, h));
 }
-INLINE void row_unit(const u8 *block, unsigned unit, unsigned lane, float *out) {
-    const u8 *six = block + 64 + 24 * unit;
-    int high = six[16 + lane % 8] >> 4 * (lane / 8);
-    float d = f32_from_f16(block + 2 * lane) * (float)((six[lane] & 15) | (high << 4 & 48));
-    float m = f32_from_f16(block + 32 + 2 * lane) * (float)(six[lane] >> 4 | (high << 2 & 48));
-    for (unsigned i = 0; i < 32; i++)
-        out[i] = d * (float)nibble_at(block + 256 + 256 * unit, lane, i) - m;
-}
-#endif
 
-#ifdef JT_QUANT_Q6_K
+#elif defined JT_QUANT_Q5_K
+#define BLOCK_COLS 256
+#define BLOCK_BYTES 2816
+#define UNIT_SCALES 1
+#define UNIT_MINS 1
+WEIGHTS {
+    plane_nibbles(block + 256 + 256 * unit, group, h, q);
+    plane_add_bits(block + 2304 + 64 * unit, group, h, 4, q);
+}
+SCALE {
+    return f32v_from_f16(block + 2 * LANES * h) * f32v_from(six_a(block + 64 + 24 * unit, h));
+}
+OFFSET {
+    return -f32v_from_f16(block + 32 + 2 * LANES * h) * f32v_from(six_b(block + 64 + 24 * unit, h));
+}
+
+#elif defined JT_QUANT_Q6_K
 #define BLOCK_COLS 256
 #define BLOCK_BYTES 3360
 #define UNIT_SCALES 2
 #define UNIT_MINS 0
-INLINE void unit_weights(const u8 *block, unsigned unit, unsigned group, i16x16 *q) {
-    UNROLL(2) for (int h = 0; h < 2; h++) {
-        u16x16 low = *(const u16x16_any *)(block + 288 + 256 * unit + 64 * group + 32 * h);
-        u16x16 high = *(const u16x16_any *)(block + 2336 + 128 * unit + 64 * (group / 2) + 32 * h);
-        if (group % 2) high >>= 8;
-        q[h] = (i16x16)((low & 15) | (high << 4 & 48)) - 32;
-        q[2 + h] = (i16x16)((low >> 4 & 15) | (high << 2 & 48)) - 32;
-        q[4 + h] = (i16x16)((low >> 8 & 15) | (high & 48)) - 32;
-        q[6 + h] = (i16x16)(low >> 12 | (high >> 2 & 48)) - 32;
-    }
+WEIGHTS {
+    plane_nibbles(block + 288 + 256 * unit, group, h, q);
+    plane_add_pairs(block + 2336 + 128 * unit, group, h, 4, q);
+    UNROLL(4) for (int i = 0; i < 4; i++) q[i] -= 32;
 }
-INLINE void unit_scales(const u8 *block, unsigned unit, f32x8 *scale) {
-    UNROLL(4) for (int i = 0; i < 4; i++)
-        scale[i] = f32x8_from_f16(block + 16 * (i % 2)) * f32x8_from(i32x8_from_i8(block + 32 + 32 * unit + 8 * i));
+SCALE {
+    return f32v_from_f16(block + 2 * LANES * h) * f32v_from(i32v_from_i8(block + 32 + 32 * unit + 16 * s + LANES * h));
 }
-INLINE void row_unit(const u8 *block, unsigned unit, unsigned lane, float *out) {
-    float d = f32_from_f16(block + 2 * lane);
-    for (unsigned i = 0; i < 32; i++) {
-        const u8 *low = block + 288 + 256 * unit + 64 * (i / 8) + 4 * lane + 2 * (i % 2);
-        const u8 *high = block + 2336 + 128 * unit + 64 * (i / 16) + 4 * lane + 2 * (i % 2);
-        int q = (*(const u16_any *)low >> 4 * (i % 8 / 2) & 15) | (*(const u16_any *)high >> 2 * (i % 16 / 2) & 3) << 4;
-        float scale = d * (float)(i8)block[32 + 32 * unit + 16 * (i / 16) + lane];
-        out[i] = scale * (float)(q - 32);
-    }
+
+#elif defined JT_QUANT_IQ4_NL
+#define BLOCK_COLS 32
+#define BLOCK_BYTES 288
+#define UNIT_SCALES 1
+#define UNIT_MINS 0
+WEIGHTS {
+    plane_values(block + 32, group, h, iq4_values, q);
+}
+SCALE {
+    return f32v_from_f16(block + 2 * LANES * h);
+}
+
+#elif defined JT_QUANT_IQ4_XS
+#define BLOCK_COLS 256
+#define BLOCK_BYTES 2176
+#define UNIT_SCALES 1
+#define UNIT_MINS 0
+WEIGHTS {
+    plane_values(block + 128 + 256 * unit, group, h, iq4_values, q);
+}
+SCALE {
+    const u8 *six = block + 32 + 24 * (unit / 2);
+    return f32v_from_f16(block + 2 * LANES * h) * f32v_from((unit % 2 ? six_b(six, h) : six_a(six, h)) - 32);
+}
+
+#elif defined JT_QUANT_MXFP4
+#define BLOCK_COLS 32
+#define BLOCK_BYTES 272
+#define UNIT_SCALES 1
+#define UNIT_MINS 0
+WEIGHTS {
+    plane_values(block + 16, group, h, mxfp4_values, q);
+}
+SCALE {
+    return f32v_from_e8m0(block + LANES * h);
 }
 #endif

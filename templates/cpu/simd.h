@@ -24,11 +24,11 @@ typedef unsigned u32;
 typedef unsigned long long u64;
 
 typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x4 __attribute__((vector_size(16)));
 typedef i32 i32x8 __attribute__((vector_size(32)));
 typedef i32 i32x4 __attribute__((vector_size(16)));
 typedef u32 u32x8 __attribute__((vector_size(32)));
 typedef i16 i16x16 __attribute__((vector_size(32)));
-typedef u16 u16x16 __attribute__((vector_size(32)));
 typedef i16 i16x8 __attribute__((vector_size(16)));
 typedef u16 u16x8 __attribute__((vector_size(16)));
 typedef i8 i8x16 __attribute__((vector_size(16)));
@@ -41,7 +41,7 @@ typedef float f32_any UNALIGNED;
 typedef i32 i32_any UNALIGNED;
 typedef u16 u16_any UNALIGNED;
 typedef f32x8 f32x8_any UNALIGNED;
-typedef u16x16 u16x16_any UNALIGNED;
+typedef i16x16 i16x16_any UNALIGNED;
 typedef i16x8 i16x8_any UNALIGNED;
 typedef u16x8 u16x8_any UNALIGNED;
 typedef i8x16 i8x16_any UNALIGNED;
@@ -56,16 +56,25 @@ INLINE f32x8 f32x8_from(i32x8 x) { return __builtin_convertvector(x, f32x8); }
 INLINE i32x8 i32x8_from_u8(const void *p) { return __builtin_convertvector(*(const u8x8_any *)p, i32x8); }
 INLINE i32x8 i32x8_from_i8(const void *p) { return __builtin_convertvector(*(const i8x8_any *)p, i32x8); }
 
-/* Ask for what comes 4 KiB behind `bytes` at p: hardware stops looking ahead at pages, and one core then waits for
- * memory (7 GB/s become 11). Asking for what does not exist is harmless. */
+/* Ask for what comes JT_AHEAD bytes behind `bytes` at p: hardware stops looking ahead at pages, and one core then waits
+ * for memory (with 4 KiB 7 GB/s become 11). Asking for what does not exist is harmless. */
+#if defined JT_AHEAD && JT_AHEAD
 INLINE void stream_ahead(const u8 *p, u32 bytes) {
-    UNROLL(16) for (u32 i = 0; i < bytes; i += 64) __builtin_prefetch(p + 4096 + i);
+    UNROLL(16) for (u32 i = 0; i < bytes; i += 64) __builtin_prefetch(p + JT_AHEAD + i);
 }
+#else
+INLINE void stream_ahead(const u8 *p, u32 bytes) { (void)p, (void)bytes; }
+#endif
 
 /* a * b + c, rounded once where the target has FMA. */
 INLINE f32x8 f32x8_fma(f32x8 a, f32x8 b, f32x8 c) {
 #ifdef __FMA__
     return __builtin_ia32_vfmaddps256(a, b, c);
+#elif defined __aarch64__
+    union { f32x8 whole; f32x4 half[2]; } x = { a }, y = { b }, z = { c };
+    __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(z.half[0]) : "w"(x.half[0]), "w"(y.half[0]));
+    __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(z.half[1]) : "w"(x.half[1]), "w"(y.half[1]));
+    return z.whole;
 #else
     return a * b + c;
 #endif

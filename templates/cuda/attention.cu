@@ -1,5 +1,5 @@
 // part[s][t][h] = softmax(q k / sqrt(head_dim)) v over the JT_SPLIT cache positions of split s that
-// token t sees, and log2 of the sum of exponentials of the scores. With JT_JOIN the splits are put together here,
+// token t sees (the last JT_WINDOW up to its own where there is a window), and log2 of the sum of exponentials of the scores. With JT_JOIN the splits are put together here,
 // as X16 in out: by the last block of a group of rows to arrive; without, by attention_combine.cu.
 //
 // Block (x, y, z) has query rows 16x .. of KV head y (row r is token r / group, head r % group of
@@ -13,6 +13,7 @@
 // fragments directly: dimensions within a block of 32 (K), and within one of 64 (V), stand in the
 // order in which a lane's 16-byte load finds them, which a sum over them, or a row of the output,
 // does not see.
+#include "window.cuh"
 #include "x16.cuh"
 
 constexpr u32 group = JT_N_HEAD / JT_N_HEAD_KV, cache_cols = JT_N_HEAD_KV * JT_HEAD_DIM;
@@ -126,7 +127,8 @@ DEV void softmax(running &r, float (&s)[tiles][4], u32 first, const u32 (&seen)[
 #pragma unroll
         for (u32 j = 0; j < tiles * 2; j++) {
             float &v = s[j / 2][2 * i + j % 2];
-            if (first + j / 2 * 8 + 2 * t + j % 2 >= seen[i]) v = minus_infinity();
+            const u32 position = first + j / 2 * 8 + 2 * t + j % 2;
+            if (!sees(seen[i], position)) v = minus_infinity();
             top = fmaxf(top, v);
         }
         top = fmaxf(top, shfl_xor(top, 1));
@@ -275,49 +277,65 @@ DEV const float *entry_of(const float *part, u32 s, u32 r) {
     return part + (token * JT_N_HEAD + blockIdx.y * group + r % group) * (JT_HEAD_DIM + 1);
 }
 
-// The splits of all rows of the tile, weighted by their sums of exponentials and added in ascending order.
-DEV void splits_join(joining &s, const float *part, u32 n_splits, u32 first_row, u32 last_row, void *out) {
+// Tasks first, ... of a warp: the splits weighted by their sums of exponentials, added in ascending order. (32 at once,
+// with heads of 256, are more than registers hold.)
+constexpr u32 tasks_of_warp = (tasks + JT_WARPS - 1) / JT_WARPS, tasks_at_once = tasks_of_warp < 16 ? tasks_of_warp : 16;
+DEV void tasks_join(joining &s, const float *part, u32 first, u32 first_split, u32 n_splits, u32 first_row, u32 last_row, void *out) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float sum[tasks_at_once] = {};
+    for (u32 base = 0; base < n_splits; base += 32) {
+        if (first + base > 0) block_sync();
+        for (u32 i = warp; i < rows_used; i += JT_WARPS) {
+            u32 r = first_row + i < last_row ? first_row + i : last_row;
+            s.weight[i][lane] = base + lane < n_splits ? exp2_approx(entry_of(part, first_split + base + lane, r)[JT_HEAD_DIM] - s.top[i]) : 0;
+        }
+        block_sync();
+        const u32 n = n_splits - base < 32 ? n_splits - base : 32;
+#pragma unroll(tasks_at_once > 8 ? 1 : 4)
+        for (u32 at = 0; at < n; at++)
+#pragma unroll
+            for (u32 j = 0; j < tasks_at_once; j++) {
+                u32 i = (first + j) * JT_WARPS + warp, row = i / (JT_HEAD_DIM / 32), r = first_row + row;
+                if (i >= tasks || r > last_row) continue;
+                sum[j] = fmaf(s.weight[row][at], entry_of(part, first_split + base + at, r)[i % (JT_HEAD_DIM / 32) * 32 + lane], sum[j]);
+            }
+    }
+#pragma unroll
+    for (u32 j = 0; j < tasks_at_once; j++) {
+        u32 i = (first + j) * JT_WARPS + warp, row = i / (JT_HEAD_DIM / 32);
+        if (i < tasks && first_row + row <= last_row)
+            row_store(out, first_row + row, i % (JT_HEAD_DIM / 32), lane, sum[j] * s.scale[row]);
+    }
+}
+
+// Splits first_split, ... of all rows of the tile.
+DEV void splits_join(joining &s, const float *part, u32 first_split, u32 n_splits, u32 first_row, u32 last_row, void *out) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (u32 i = warp; i < rows_used; i += JT_WARPS) {
         u32 r = first_row + i < last_row ? first_row + i : last_row;
         float top = minus_infinity(), total = 0;
-        for (u32 at = lane; at < n_splits; at += 32) top = fmaxf(top, entry_of(part, at, r)[JT_HEAD_DIM]);
+        for (u32 at = lane; at < n_splits; at += 32) top = fmaxf(top, entry_of(part, first_split + at, r)[JT_HEAD_DIM]);
         top = warp_max(top);
-        for (u32 at = lane; at < n_splits; at += 32) total += exp2_approx(entry_of(part, at, r)[JT_HEAD_DIM] - top);
+        for (u32 at = lane; at < n_splits; at += 32) total += exp2_approx(entry_of(part, first_split + at, r)[JT_HEAD_DIM] - top);
         total = warp_sum(total);
         if (lane == 0) s.top[i] = top, s.scale[i] = 1 / total;
     }
     block_sync();
-    constexpr u32 each = (tasks + JT_WARPS - 1) / JT_WARPS;
-    float sum[each] = {};
-    for (u32 base = 0; base < n_splits; base += 32) {
-        if (base > 0) block_sync();
-        for (u32 i = warp; i < rows_used; i += JT_WARPS) {
-            u32 r = first_row + i < last_row ? first_row + i : last_row;
-            s.weight[i][lane] = base + lane < n_splits ? exp2_approx(entry_of(part, base + lane, r)[JT_HEAD_DIM] - s.top[i]) : 0;
-        }
-        block_sync();
-        const u32 n = n_splits - base < 32 ? n_splits - base : 32;
-#pragma unroll(each > 8 ? 1 : 4)
-        for (u32 at = 0; at < n; at++)
-#pragma unroll
-            for (u32 j = 0; j < each; j++) {
-                u32 i = j * JT_WARPS + warp, row = i / (JT_HEAD_DIM / 32), r = first_row + row;
-                if (i >= tasks || r > last_row) continue;
-                sum[j] = fmaf(s.weight[row][at], entry_of(part, base + at, r)[i % (JT_HEAD_DIM / 32) * 32 + lane], sum[j]);
-            }
-    }
-#pragma unroll
-    for (u32 j = 0; j < each; j++) {
-        u32 i = j * JT_WARPS + warp, row = i / (JT_HEAD_DIM / 32);
-        if (i < tasks && first_row + row <= last_row)
-            row_store(out, first_row + row, i % (JT_HEAD_DIM / 32), lane, sum[j] * s.scale[row]);
-    }
+#pragma unroll 1
+    for (u32 first = 0; first < tasks_of_warp; first += tasks_at_once)
+        tasks_join(s, part, first, first_split, n_splits, first_row, last_row, out);
 }
 #define OUT_ARG void *out,
 #else
 #define OUT_ARG
 #endif
+
+// The last row of a tile that a token has, how many positions that row sees, and the first that any row does.
+struct extent { u32 last_row, visible, lowest; };
+DEV extent extent_of(const plan_step *step, u32 first_row) {
+    const u32 n_rows = step->n_tokens * group, last_row = (first_row + 16 < n_rows ? first_row + 16 : n_rows) - 1;
+    return {last_row, step->pos + last_row / group + 1, first_seen(step->pos + first_row / group)};
+}
 
 extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
     JT_NAME(const float *q, const u16 *kcache, const u16 *vcache, float *part, OUT_ARG const plan_step *step) {
@@ -325,18 +343,18 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
     grid_dependency_launch();
     grid_dependency_wait();
     if (step_stopped(step)) return;
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, pos = step->pos, n_rows = step->n_tokens * group;
-    const u32 first_row = blockIdx.x * 16, last_row = (first_row + 16 < n_rows ? first_row + 16 : n_rows) - 1;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, pos = step->pos, n_rows = step->n_tokens * group, first_row = blockIdx.x * 16;
 #if JT_JOIN
     if (blockIdx.z == 0) missing_store(out, first_row, n_rows);
 #endif
     if (first_row >= n_rows) return;
-    const u32 begin = blockIdx.z * JT_SPLIT, end = begin + JT_SPLIT, visible = pos + last_row / group + 1;
-    const u32 last = visible < end ? visible : end;
-    if (begin >= last) return;
+    const extent all = extent_of(step, first_row);
+    const u32 begin = blockIdx.z * JT_SPLIT, end = begin + JT_SPLIT, last = all.visible < end ? all.visible : end;
+    if (begin >= last || (windowed && end <= all.lowest)) return;
     const u16 *k = kcache + blockIdx.y * JT_HEAD_DIM, *v = vcache + blockIdx.y * JT_HEAD_DIM;
     loaded d;
     u32 first = begin + warp * step_positions;
+    while (windowed && first + step_positions <= all.lowest) first += JT_WARPS * step_positions;     // nobody sees them
     if (early) {    // (all zeros where this warp has nothing)
         step_load_keys(d, k, first, last, lane);
         step_load_values(d, v, first, last, lane);
@@ -361,6 +379,11 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
 
     shared_parts &parts = *reinterpret_cast<shared_parts *>(memory);
     block_sync();   // the queries are read, their place is free
+    const extent again = extent_of(step, first_row);     // (registers are short before)
+    const u32 last_row = again.last_row;
+#if JT_JOIN
+    const u32 first_split = again.lowest / JT_SPLIT, n_splits = (again.visible + JT_SPLIT - 1) / JT_SPLIT - first_split;
+#endif
     parts_store_sums(parts, r, warp, lane);
 #pragma unroll
     for (u32 b = 0; b < v_blocks; b++) {
@@ -368,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
         parts_store(parts, r.out[b], warp, lane);
         block_sync();
 #if JT_JOIN
-        if (visible <= JT_SPLIT) {
+        if (n_splits == 1) {
             parts_finish(parts, b, first_row, last_row, out);
             continue;
         }
@@ -376,9 +399,8 @@ extern "C" __global__ void __launch_bounds__(JT_WARPS * 32, 1)
         parts_write(parts, b, first_row, last_row, part);
     }
 #if JT_JOIN
-    if (visible <= JT_SPLIT) return;
-    const u32 n_splits = (visible + JT_SPLIT - 1) / JT_SPLIT;
+    if (n_splits == 1) return;
     if (!last_to_arrive(step_counter(step, blockIdx.y * gridDim.x + blockIdx.x), n_splits)) return;
-    splits_join(*reinterpret_cast<joining *>(memory), part, n_splits, first_row, last_row, out);
+    splits_join(*reinterpret_cast<joining *>(memory), part, first_split, n_splits, first_row, last_row, out);
 #endif
 }

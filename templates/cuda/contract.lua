@@ -2,13 +2,13 @@
 -- called here are documented in compiler/contract.h, the arithmetic of each kernel at the head of its source.
 --
 -- A layer is 8 launches: norm, qkv, rope and store, attention, Wo, norm, gate and up, down (two more where gate and up
--- differ in type, one where head_dim is no multiple of 32). What later fusing would remove: the norms into the products
+-- differ in type, one where head_dim is no multiple of 32; norms after Wo and down go with the norm that follows). What later fusing would remove: the norms into the products
 -- that read them (2), rope and store into that of q, k and v (1).
 
 template "embed" {
     source = "embed.cu", reference = "embed",
     args = { "w", "out" },
-    keys = { "quant", "m", "k", "n" },
+    keys = { "quant", "m", "k", "n", "scale" },
 }
 
 -- A block of a matrix kernel has m_warps x k_warps warps: along rows, row_tiles tiles each, and along K; splits blocks
@@ -47,16 +47,29 @@ template "qkv" {
 template "gate_up" {
     source = "gate_up.cu", reference = "gate_up",
     args = { "a", "wg", "wu", "out", "parts" },
-    keys = keys("out"),
+    keys = keys("out", "act"),
     params = tile_params,
+}
+local norm_params = {
+    { name = "threads", values = { 128, 256, 512, 1024 }, default = 256, doc = "threads of a token" },
 }
 template "rms_norm" {
     source = "rms_norm.cu", reference = "rms_norm",
     args = { "x", "w", "out" },
     keys = { "k", "n", "eps", "out", "row" },
-    params = {
-        { name = "threads", values = { 128, 256, 512, 1024 }, default = 256, doc = "threads of a token" },
-    },
+    params = norm_params,
+}
+template "norm_add" {           -- x += norm(y)
+    source = "norm_add.cu", reference = "norm_add",
+    args = { "y", "w", "x" },
+    keys = { "k", "n", "eps", "next" },
+    params = norm_params,
+}
+template "norm_add_norm" {      -- and then the norm of x that the next product reads
+    source = "norm_add.cu", reference = "norm_add_norm",
+    args = { "y", "w", "x", "w_next", "out" },
+    keys = { "k", "n", "eps", "next", "out" },
+    params = norm_params,
 }
 template "rope_store" {
     source = "rope_store.cu", reference = "rope_store",
@@ -68,30 +81,35 @@ template "rope_store_qknorm" {
     args = { "q", "k", "v", "table", "q_norm", "k_norm", "kcache", "vcache" },
     keys = { "n", "n_head", "n_head_kv", "head_dim", "rope_dim", "neox", "qk_norm", "eps", "kv", "ctx" },
 }
+template "rope_store_bias" {
+    source = "rope_store.cu", reference = "rope_store",
+    args = { "q", "k", "v", "table", "q_bias", "k_bias", "v_bias", "kcache", "vcache" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "rope_dim", "neox", "qk_norm", "bias", "eps", "kv", "ctx" },
+}
 local attention_params = {
     { name = "warps", values = { 1, 2, 4, 8 }, default = 4, doc = "warps that share the positions of a split" },
 }
 template "attention" {      -- all of it, where head_dim is a multiple of 32
     source = "attention.cu", reference = "attention",
     args = { "q", "kcache", "vcache", "part", "out" },
-    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx", "split", "join" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx", "split", "join", "window" },
     params = attention_params,
 }
 template "attention_part" {
     source = "attention.cu", reference = "attention_part",
     args = { "q", "kcache", "vcache", "part" },
-    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx", "split", "join" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx", "split", "join", "window" },
     params = attention_params,
 }
 template "attention_combine" {
     source = "attention_combine.cu", reference = "attention_combine",
     args = { "part", "out" },
-    keys = { "n", "n_head", "n_head_kv", "head_dim", "ctx", "split" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "ctx", "split", "window" },
 }
 template "act_mul" {
     source = "act_mul.cu", reference = "act_mul",
     args = { "gate", "up", "out" },
-    keys = { "k", "n", "out" },
+    keys = { "k", "n", "out", "act" },
 }
 template "choose" {
     source = "choose.cu", reference = "choose",
@@ -118,8 +136,28 @@ local function x16_warps(cols, n)
     return n == 1 and 8 * ceil_div(cols, 256) or cols // 32
 end
 
+-- What a half of a layer gave and a norm still has to be put on before it is added to x: { y = f32 value, w = its weight }.
+-- The next norm of x does that, too.
+local pending
+
+-- x += norm(y), and where w is given the norm of that by w, as X16.
+local function norm_add(op, y, post, w)
+    local key = { k = post.k, n = op.n, eps = op.dims.rms_eps, next = w and 1 or 0, out = w and "x16" or nil }
+    local name = w and "norm_add_norm" or "norm_add"
+    local how = { items = op.n, chunk = choose(name, key).threads, barrier = true, bytes = (w and 8 or 4) * post.k, flops = 9 * post.k * op.n }
+    local args = { y = y, w = weight(post, "plain"), x = op.x }
+    if w then args.w_next, args.out = weight(w, "plain"), scratch("normed", "x16", op.n, w.k) end
+    launch(name, args, key, how)
+    return args.out
+end
+
 -- RMS norm of x by w (a vector: one row of k) as X16.
 local function norm(op, w, n, row)
+    if pending then
+        local y, post = pending.y, pending.w
+        pending = nil
+        return norm_add(op, y, post, w)
+    end
     local out = scratch("normed", "x16", n, w.k)
     local key = { k = w.k, n = n, eps = op.dims.rms_eps, out = "x16", row = row }
     launch("rms_norm", { x = op.x, w = weight(w, "plain"), out = out }, key,
@@ -286,8 +324,8 @@ local function qkv(wq, wk, wv, a, q, k, v, n)
 end
 
 -- Only where wg.quant == wu.quant; otherwise two matmuls and act_mul.
-local function gate_up(wg, wu, a, out, n)
-    local key = { quant = wg.quant, m = wg.m, k = wg.k, n = n, out = "x16" }
+local function gate_up(wg, wu, a, out, n, act)
+    local key = { quant = wg.quant, m = wg.m, k = wg.k, n = n, out = "x16", act = act }
     local how, floats = tiles("gate_up", key, 2, { wg.quant }, 2 * ceil_div(wg.m, 16), function(rows) return ceil_div(wg.m, rows // 2) end)
     how.barrier, how.bytes, how.flops = true, wg.bytes + wu.bytes, 4 * wg.m * wg.k * n
     launch("gate_up", { a = a, wg = weight(wg, "frag16"), wu = weight(wu, "frag16"), out = out, parts = parts_of(floats, key, out) },
@@ -297,13 +335,12 @@ end
 function lower.embed(op)
     if op.n > 64 then error(string.format("a bucket of %d tokens: CUDA kernels take 64 at most", op.n)) end
     local w = op.w.token_embd
-    launch("embed", { w = weight(w, "frag16"), out = op.x }, { quant = w.quant, m = w.m, k = w.k, n = op.n },
+    launch("embed", { w = weight(w, "frag16"), out = op.x }, { quant = w.quant, m = w.m, k = w.k, n = op.n, scale = op.dims.embd_scale },
            { items = op.n, chunk = 256, barrier = true, bytes = w.bytes // w.m * op.n })
 end
 
 function lower.qkv(op)
     local w, d, n = op.w, op.dims, op.n
-    if w.attn_q_bias or w.attn_k_bias or w.attn_v_bias then error("biases of q, k and v are not supported on CUDA") end
     if op.kv ~= "f16" then error('the cache is fp16 on CUDA: memory { kv = "f16" }') end
     local a = norm(op, w.attn_norm, n, 0)
     define(op.q, "f32")
@@ -317,6 +354,10 @@ function lower.qkv(op)
     if w.attn_q_norm then
         args.q_norm, args.k_norm = weight(w.attn_q_norm, "plain"), weight(w.attn_k_norm, "plain")
         launch("rope_store_qknorm", args, key, how)
+    elseif w.attn_q_bias then
+        args.q_bias, args.k_bias, args.v_bias = weight(w.attn_q_bias, "plain"), weight(w.attn_k_bias, "plain"), weight(w.attn_v_bias, "plain")
+        key.bias = 1
+        launch("rope_store_bias", args, key, how)
     else
         launch("rope_store", args, key, how)
     end
@@ -329,7 +370,7 @@ function lower.attention(op)
     local part = scratch("part", "f32", splits * n * d.n_head, d.head_dim + 1)
     local join = d.head_dim % 32 == 0
     local key = { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, kv = op.kv, ctx = d.ctx,
-                  split = SPLIT, join = join and 1 or 0 }
+                  split = SPLIT, join = join and 1 or 0, window = d.window }
     local name = join and "attention" or "attention_part"
     local row_tiles = ceil_div(n * (d.n_head // d.n_head_kv), 16)
     if row_tiles * d.n_head_kv > 4096 then error("attention: more than 4,096 groups of query rows") end
@@ -342,12 +383,23 @@ function lower.attention(op)
     end
     launch(name, { q = op.q, kcache = cache("k"), vcache = cache("v"), part = part }, key, how)
     launch("attention_combine", { part = part, out = op.o },
-           { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, ctx = d.ctx, split = SPLIT },
+           { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, ctx = d.ctx, split = SPLIT, window = d.window },
            { items = ceil_div(x16_warps(d.n_head * d.head_dim, n), 4), grid_y = n, chunk = 128, barrier = true })
 end
 
+-- x += W a, or the norm of that by `post` where the family has one there; `last`: no norm of x follows in every phase.
+local function residual(op, w, a, post, last)
+    if not post then
+        matmul(w, a, op.x, op.n, 1, true)
+        return
+    end
+    local y = scratch("y", "f32", op.n, w.m)
+    matmul(w, a, y, op.n, 0, true)
+    if last then norm_add(op, y, post) else pending = { y = y, w = post } end
+end
+
 function lower.attn_out(op)
-    matmul(op.w.attn_output, op.o, op.x, op.n, 1, true)
+    residual(op, op.w.attn_output, op.o, op.w.post_attention_norm, false)
 end
 
 function lower.ffn_up(op)
@@ -355,19 +407,19 @@ function lower.ffn_up(op)
     local a = norm(op, w.ffn_norm, n, 0)
     define(op.h, "x16")
     if w.ffn_gate.quant == w.ffn_up.quant then
-        gate_up(w.ffn_gate, w.ffn_up, a, op.h, n)
+        gate_up(w.ffn_gate, w.ffn_up, a, op.h, n, op.dims.act)
         return
     end
     local gate, up = scratch("gate", "f32", n, w.ffn_gate.m), scratch("up", "f32", n, w.ffn_up.m)
     matmul(w.ffn_gate, a, gate, n, 0, true)
     matmul(w.ffn_up, a, up, n, 0, false)
-    launch("act_mul", { gate = gate, up = up, out = op.h }, { k = w.ffn_gate.m, n = n, out = "x16" },
+    launch("act_mul", { gate = gate, up = up, out = op.h }, { k = w.ffn_gate.m, n = n, out = "x16", act = op.dims.act },
            { items = ceil_div(x16_warps(w.ffn_gate.m, n), 4), grid_y = n, chunk = 128, barrier = true,
              flops = 8 * n * w.ffn_gate.m })
 end
 
 function lower.ffn_down(op)
-    matmul(op.w.ffn_down, op.h, op.x, op.n, 1, true)
+    residual(op, op.w.ffn_down, op.h, op.w.post_ffw_norm, op.layer == op.dims.n_layer - 1)
 end
 
 function lower.head(op)

@@ -1,6 +1,7 @@
-// out = silu(Wg x) * (Wu x), silu(g) = g / (1 + e^-g), as X16; both matrices of one type and shape, frag16.
+// out = act(Wg x) * (Wu x), as X16; both matrices of one type and shape, frag16.
 // Of a block's row tiles the first half has rows of Wg, the second the same rows of Wu. A block has whole groups of 32
 // rows, whose sum goes with them. Rows of missing tokens become zero. How: mm.cuh.
+#include "act.cuh"
 #include "mm.cuh"
 
 constexpr u32 OUT_ROWS = BLOCK_ROWS / 2, OUT_BLOCKS = x16_cols<JT_N, JT_M> / 32;
@@ -36,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, JT_BLOCKS)
             for (u32 o = 0; o < 2; o++) {
                 const u32 row = group * 32 + row_of(t, e + o);
                 const float gate = block_sum(shared, token, row), up = block_sum(shared, token, OUT_ROWS + row);
-                v[o] = block * 32 + row % 32 < JT_M ? gate / (1.0f + exp_approx(-gate)) * up : 0;
+                v[o] = block * 32 + row % 32 < JT_M ? act(gate) * up : 0;
             }
             h[e / 2] = float2_to_half2(v[0], v[1]);
             const float2 stored = half2_to_float2(h[e / 2]);

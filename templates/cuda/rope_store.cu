@@ -1,5 +1,5 @@
 // Rotary positions of q (in place) and k, and k and v into rows pos .. of the fp16 cache; with
-// JT_QK_NORM each head of q and k is first RMS-normalised and weighted. A warp is a head of token
+// JT_QK_NORM each head of q and k is first RMS-normalised and weighted, with JT_BIAS biases are added to q, k and v first. A warp is a head of token
 // blockIdx.y: the heads of q, then of k, then of v.
 //
 // The first rope_dim dimensions rotate in pairs (i, i + rope_dim / 2), or (2i, 2i + 1) without
@@ -51,6 +51,23 @@ DEV void share_norm(share &s, const float *w, u32 lane) {
 #define NORM(s, w, lane)
 #endif
 
+#if JT_BIAS
+#define BIAS_ARGS const float *q_bias, const float *k_bias, const float *v_bias,
+#define BIAS(s, b, lane) share_add(s, b, lane)
+DEV void share_add(share &s, const float *b, u32 lane) {
+#pragma unroll
+    for (u32 i = 0; i < slots; i++) {
+        u32 pair = lane + 32 * i;
+        if (pair >= pairs) continue;
+        s.first[i] += b[pair_first(pair)];
+        s.second[i] += b[pair_second(pair)];
+    }
+}
+#else
+#define BIAS_ARGS
+#define BIAS(s, b, lane)
+#endif
+
 DEV void share_rotate(share &s, const float *turn, u32 lane) {
 #pragma unroll
     for (u32 i = 0; i < slots; i++) {
@@ -83,7 +100,7 @@ DEV void share_store(const share &s, float *out, u32 lane) {
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-    JT_NAME(float *q, const float *k, const float *v, const float *table, NORM_ARGS u16 *kcache,
+    JT_NAME(float *q, const float *k, const float *v, const float *table, NORM_ARGS BIAS_ARGS u16 *kcache,
             u16 *vcache, const plan_step *step) {
     grid_dependency_launch();
     grid_dependency_wait();
@@ -94,18 +111,21 @@ extern "C" __global__ void __launch_bounds__(128)
     if (head < JT_N_HEAD) {
         float *at = q + (static_cast<u64>(token) * JT_N_HEAD + head) * JT_HEAD_DIM;
         share s = share_load(at, lane);
+        BIAS(s, q_bias + head * JT_HEAD_DIM, lane);
         NORM(s, q_norm, lane);
         share_rotate(s, turn, lane);
         share_store(s, at, lane);
     } else if (head < JT_N_HEAD + JT_N_HEAD_KV) {
         u32 at = (head - JT_N_HEAD) * JT_HEAD_DIM;
         share s = share_load(k + static_cast<u64>(token) * cache_cols + at, lane);
+        BIAS(s, k_bias + at, lane);
         NORM(s, k_norm, lane);
         share_rotate(s, turn, lane);
         share_store(s, kcache + row + at, lane);
     } else {
         u32 at = (head - JT_N_HEAD - JT_N_HEAD_KV) * JT_HEAD_DIM;
         share s = share_load(v + static_cast<u64>(token) * cache_cols + at, lane);
+        BIAS(s, v_bias + at, lane);
         share_store(s, vcache + row + at, lane);
     }
 }

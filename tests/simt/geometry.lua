@@ -48,9 +48,11 @@ local function op_of(name, w)
     }, dims = {
         n_embd = k, n_ff = m, n_vocab = name == "candidates_merge" and m // 64 * 1024 or m, n_head = w.n_head or 1,
         n_head_kv = w.n_head_kv or 1, head_dim = w.head_dim or 64, rope_dim = w.rope_dim or 64, rope_neox = w.neox or 0,
-        rms_eps = w.eps or 1e-5, ctx = w.ctx or 64,
+        rms_eps = w.eps or 1e-5, ctx = w.ctx or 64, n_layer = 1, act = w.act, embd_scale = w.scale, window = w.window,
     } }
     if w.qk_norm == 1 then op.w.attn_q_norm, op.w.attn_k_norm = vector, vector end
+    if w.bias == 1 then op.w.attn_q_bias, op.w.attn_k_bias, op.w.attn_v_bias = vector, vector, vector end
+    if name:match("^norm_add") then op.w.post_attention_norm, op.w.post_ffw_norm = vector, vector end
     for _, value in ipairs { "x", "q", "o", "h", "logits", "candidates" } do op[value] = { name = value } end
     return op
 end
@@ -72,8 +74,8 @@ local function answer(line)
     for k, v in line:gmatch("(%S+)=(%S+)") do wanted[k] = math.tointeger(tonumber(v)) or tonumber(v) or v end
     local why = "nothing launches it so"
     target = { sms = wanted.sms or 132, smem_kib = wanted.smem_kib or 227 }
-    for _, lower_op in pairs(lower) do
-        local ok, message = pcall(lower_op, op_of(name, wanted))
+    for _, kind in ipairs { "embed", "qkv", "attention", "attn_out", "ffn_up", "ffn_down", "head", "choose", "candidates" } do
+        local ok, message = pcall(lower[kind], op_of(name, wanted))
         if not ok then why = message end
     end
     local l = find(name) or error(line .. ": " .. why)
