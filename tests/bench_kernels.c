@@ -1,7 +1,7 @@
 /* Time of one matrix kernel on one thread, by hand. Build it for the kernel in question:
  *
  *   cc -std=gnu11 -O3 -march=x86-64-v3 -ffp-contract=off -fno-math-errno -DJT_QUANT_Q4_1 -DJT_M=1536 -DJT_K=576 \
- *      -DJT_N=33 -DJT_RESIDUAL=0 -DJT_TOKENS=4 tests/bench_kernels.c -o bench && ./bench
+ *      -DJT_N=33 -DJT_RESIDUAL=0 -DJT_TOKENS=4 -DJT_AHEAD=4096 tests/bench_kernels.c -o bench && ./bench
  *
  * Prints the best and the median of 11 passes over 64 MB of such matrices, so that weights come from memory, as in a model.
  * CPU time, so that other

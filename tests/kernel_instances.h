@@ -315,7 +315,7 @@ static float jt_scale = 1;
 #undef SCALE
 #undef OFFSET
 #undef TOGETHER
-#undef CHAINS
+#undef TILE_TOKENS
 #undef BLOCK_UNITS
 #undef TILE_BYTES
 #undef BLOCK_COLS

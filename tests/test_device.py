@@ -74,6 +74,12 @@ LLAMA, QWEN2, QWEN3, GEMMA3 = (("--arch", a) for a in ("llama", "qwen2", "qwen3"
 MIX = ("--type", "q4_k", "--set", "attn_v=q6_k", "--set", "blk.1.ffn_down=q6_k", "--set", "blk.0.attn_k=q4_1", "--set", "blk.1.attn_q=f16",
        "--set", "token_embd=q8_0", "--set", "blk.1.ffn_up=f32", "--set", "blk.0.attn_output=f32")
 
+# The further types, those with blocks of 32 and BF16, and those of 256.
+FURTHER_32 = ("--type", "q4_0", "--set", "attn_q=q5_0", "--set", "attn_k=bf16", "--set", "attn_v=iq4_nl", "--set", "attn_output=mxfp4",
+              "--set", "ffn_gate=q5_1", "--set", "ffn_up=q5_1", "--set", "token_embd=q5_0", "--set", "output=iq4_nl")
+FURTHER_256 = ("--type", "q3_k", "--set", "attn_k=q5_k", "--set", "attn_v=iq4_xs", "--set", "attn_output=q2_k", "--set", "ffn_gate=q2_k",
+               "--set", "ffn_up=q2_k", "--set", "token_embd=iq4_xs", "--set", "output=q5_k")
+
 
 def shape(embd, ffn, heads, kv_heads, head_dim, layers, vocab):
     return ("--embd", embd, "--ffn", ffn, "--heads", heads, "--kv-heads", kv_heads, "--head-dim", head_dim, "--layers", layers, "--vocab", vocab)
@@ -87,6 +93,8 @@ DEVICES = {
     "f16": Device("rtx_sm86", (8, 24, 64), *LLAMA, "--type", "f16", "--tied", *shape(288, 320, 7, 1, 96, 1, 300)),
     "f32": Device("orin_nano", (16, 64), *QWEN3, "--type", "f32", *shape(256, 288, 8, 1, 64, 1, 260)),
     "mix": Device("h200", (8, 16, 64), *LLAMA, *MIX, *shape(256, 512, 6, 2, 128, 2, 576)),
+    "further_32": Device("h200", (8, 16, 40), *LLAMA, *FURTHER_32, *shape(288, 352, 3, 1, 96, 1, 260)),
+    "further_256": Device("orin_nano", (8, 24, 64), *QWEN3, *FURTHER_256, *shape(256, 512, 2, 1, 128, 1, 260)),
     "qwen2": Device("h200", (8, 16, 64), *QWEN2, "--type", "q8_0", *shape(256, 288, 7, 1, 64, 1, 300)),
     # layers with a window and without, across the seam between attention's splits
     "gemma3": Device("h200", (8, 16, 32, 64), *GEMMA3, "--type", "q4_k", "--tied", "--window", 60, "--window-pattern", 2, *shape(256, 320, 4, 1, 256, 3, 300)),

@@ -174,7 +174,7 @@ class Table(Fit):
     def test_every_spec(self):
         specs = sorted(glob.glob(os.path.join(product.ROOT, "specs", "*.lua")))
         self.assertGreaterEqual({os.path.basename(s)[:-4] for s in specs},
-                                {"cpu", "xeon_2core", "orin_nano", "orin_nx", "agx_orin", "thor", "rtx_sm86", "rtx_sm89", "h200", "h200_8sm"})
+                                {"cpu", "cpu_x86_64_v3", "cpu_x86_64_v4", "cpu_a78ae", "xeon_2core", "orin_nano", "orin_nx", "agx_orin", "thor", "rtx_sm86", "rtx_sm89", "h200", "h200_8sm"})
         for spec in specs:
             with self.subTest(os.path.basename(spec)):
                 self.ok(product.run("jllmc", "spec", "check", spec, asan=True))

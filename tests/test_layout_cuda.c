@@ -17,19 +17,9 @@ static uint8_t *random_blocks(const struct quant_format *f, uint64_t n, uint64_t
     assert_non_null(p);
     for (uint64_t i = 0; i < n * f->block_bytes; i++) p[i] = (uint8_t)(int)(plan_seeded(seed, i) * 128.0f);
     if (f->block_elems > 1) return p;
-    for (uint64_t i = 0; i < n; i++) {   /* numbers, not bits: no infinities */
-        float x = plan_seeded(seed, i) * (i % 3 ? 1.0f : 300.0f);
-        uint16_t h = quant_to_half(x);
-        if (f->block_bytes == 4) memcpy(p + 4 * i, &x, 4);
-        else memcpy(p + 2 * i, &h, 2);
-    }
+    for (uint64_t i = 0; i < n; i++)    /* numbers, not bits: no infinities */
+        quant_set_numbers(f, p + i * f->block_bytes, plan_seeded(seed, i) * (i % 3 ? 1.0f : 300.0f), 0);
     return p;
-}
-
-/* Not every type has a place yet. */
-static bool taken(int q) {
-    uint64_t bytes;
-    return layout_bytes("frag16", &quant_formats[q], 16, 256, &bytes);
 }
 
 static uint64_t unit_bytes(const struct quant_format *f) {
@@ -57,21 +47,93 @@ static unsigned byte_of(struct place p) { return p.lane * 16 + p.step * 8 + p.re
 
 static int nibble(const uint8_t *plane, struct place p) { return plane[byte_of(p)] >> (p.block % 2 ? 4 : 0) & 15; }
 
+/* The 16 bits that word `i` of those of a lane has for its element's place in the register. */
+static unsigned word16(const uint8_t *lane_words, unsigned i, struct place p) {
+    const uint8_t *w = lane_words + 4 * i + 2 * p.odd;
+    return (unsigned)(w[0] | w[1] << 8);
+}
+
+/* With the fifth bit of a plane of 4 bytes a lane. */
+static int five_bits(const uint8_t *nibbles, const uint8_t *fifth, struct place p) {
+    static const unsigned at[8] = { 0, 1, 2, 3, 8, 9, 10, 11 };
+    unsigned bits = word16(fifth + p.lane * 4, 0, p);
+    return nibble(nibbles, p) | (int)(bits >> (at[p.step * 4 + p.reg] + (p.block % 2 ? 4 : 0)) & 1) << 4;
+}
+
+static int iq4_entry(const uint8_t *plane, struct place p) {
+    unsigned word = p.step * 2 + p.reg / 2, four_nibbles = plane[p.lane * 16 + word * 4 + p.block % 2 * 2 + p.odd];
+    return quant_iq4_values[four_nibbles >> 4 * (p.reg % 2) & 15];
+}
+
+static double mxfp4_number(const uint8_t *u, struct place p) {
+    static const double sizes[8] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6 };
+    unsigned byte = u[byte_of(p)], b = p.block % 2, sign = b ? byte & 1 : byte >> 7;
+    double size = sizes[b ? byte >> 4 & 7 : byte >> 1 & 7];
+    return sign ? -size : size;
+}
+
+/* d at s for g, h and block. */
+static double d_of_block(const uint8_t *s, unsigned bytes, struct place p) { return half_at(s + p.g * bytes + p.h * 4 + p.block % 2 * 2); }
+
+/* d sc q - dmin m of Q4_K and Q5_K, whose scales stand at s. */
+static double six_bit_scaled(const uint8_t *s, int q, struct place p) {
+    const uint8_t *six = s + (p.g * 4 + p.block / 2) * 8 + p.h * 4, *d = s + 256 + p.g * 8 + p.h * 4;
+    return half_at(d) * six[p.block % 2] * q - half_at(d + 2) * six[2 + p.block % 2];
+}
+
+static double q2_k_element(const uint8_t *u, struct place p) {
+    unsigned pair = p.block / 2, j = p.block % 2 * 4 + p.step * 2 + p.h;
+    const uint8_t *words = u + pair / 2 * 512 + p.lane * 16 + pair % 2 * 8, *d = u + 1280 + p.g * 8 + p.h * 4;
+    int q = word16(words, p.reg / 2, p) >> 2 * j & 3, s = u[1024 + (p.g * 4 + pair) * 8 + p.h * 4 + p.block % 2 * 2 + p.step];
+    return half_at(d) * (s & 15) * q - half_at(d + 2) * (s >> 4);
+}
+
+static double q3_k_element(const uint8_t *u, struct place p) {
+    static const struct { unsigned word, at; } places[8][2] = {     /* of j and c; 7, 1 is of three words */
+        { { 0, 0 }, { 0, 9 } }, { { 1, 0 }, { 1, 9 } }, { { 2, 0 }, { 2, 9 } }, { { 0, 3 }, { 0, 12 } },
+        { { 1, 3 }, { 1, 12 } }, { { 2, 3 }, { 2, 12 } }, { { 0, 6 }, { 1, 6 } }, { { 2, 6 }, { 0, 0 } },
+    };
+    unsigned pair = p.block / 2, j = p.block % 2 * 4 + p.step * 2 + p.h, c = p.reg / 2, words[3];
+    for (unsigned i = 0; i < 3; i++) {
+        unsigned n = pair * 3 + i;
+        words[i] = word16(u + n / 4 * 512 + p.lane * 16, n % 4, p);
+    }
+    unsigned q = words[places[j][c].word] >> places[j][c].at & 7;
+    if (j == 7 && c) q = words[0] >> 15 | words[1] >> 15 << 1 | words[2] >> 15 << 2;
+    unsigned i = p.block % 2 * 2 + p.step, at = p.g * 4 + pair, low = u[1536 + at * 4 + i] >> 4 * p.h & 15;
+    unsigned high = (unsigned)(u[1664 + at * 2] | u[1664 + at * 2 + 1] << 8) >> (4 * i + 2 * p.h) & 3;
+    return half_at(u + 1728 + p.g * 4 + p.h * 2) * ((int)(low | high << 4) - 32) * ((int)q - 4);
+}
+
 static double element(enum quant q, const uint8_t *u, struct place p) {
     static const unsigned even[4] = { 4, 6, 0, 2 }, odd[4] = { 8, 10, 12, 14 };
     const uint8_t *s;
     unsigned b = p.block % 2, pair = p.block / 2, group = p.block * 2 + p.step;
+    uint32_t bits;
+    float number;
     switch (q) {
+    case QUANT_BF16:
+        s = u + (b * 2 + p.step) * 512 + p.lane * 16 + p.reg * 4 + p.odd * 2;
+        bits = (uint32_t)s[0] << 16 | (uint32_t)s[1] << 24;
+        memcpy(&number, &bits, 4);
+        return (double)number;
+    case QUANT_Q4_0: return d_of_block(u + 512, 8, p) * (nibble(u, p) - 8);
+    case QUANT_Q5_0: return d_of_block(u + 640, 8, p) * (five_bits(u, u + 512, p) - 16);
+    case QUANT_Q5_1: return d_of_block(u + 640, 16, p) * five_bits(u, u + 512, p) + d_of_block(u + 648, 16, p);
+    case QUANT_Q2_K: return q2_k_element(u, p);
+    case QUANT_Q3_K: return q3_k_element(u, p);
+    case QUANT_Q5_K: return six_bit_scaled(u + 2560, five_bits(u + pair * 512, u + 2048 + pair * 128, p), p);
+    case QUANT_IQ4_NL: return d_of_block(u + 512, 8, p) * iq4_entry(u, p);
+    case QUANT_IQ4_XS:
+        return half_at(u + 2176 + p.g * 4 + p.h * 2) * (int8_t)u[2048 + (p.g * 4 + pair) * 4 + p.h * 2 + b] * iq4_entry(u + pair * 512, p);
+    case QUANT_MXFP4: return ldexp(mxfp4_number(u, p), u[512 + p.g * 4 + p.h * 2 + b] - 127);
     case QUANT_F16: return f16_element(u, p);
     case QUANT_F32: return f16_element(u, p) + f16_element(u + 2048, p) / 2048;
     case QUANT_Q4_1:
         s = u + 512 + p.g * 16 + p.h * 4 + b * 2;
         return half_at(s) * nibble(u, p) + half_at(s + 8);
     case QUANT_Q8_0: return half_at(u + 1024 + p.g * 8 + p.h * 4 + b * 2) * (u[b * 512 + byte_of(p)] - 128);
-    case QUANT_Q4_K:
-        s = u + 2048 + (p.g * 4 + pair) * 8 + p.h * 4;
-        return half_at(u + 2304 + p.g * 8 + p.h * 4) * s[b] * nibble(u + pair * 512, p) -
-               half_at(u + 2306 + p.g * 8 + p.h * 4) * s[2 + b];
+    case QUANT_Q4_K: return six_bit_scaled(u + 2048, nibble(u + pair * 512, p), p);
     case QUANT_Q6_K:
         s = u + 2048 + pair * 256 + p.lane * 8 + p.step * 4 + p.odd * 2;
         return half_at(u + 3328 + p.g * 4 + p.h * 2) * (int8_t)u[3072 + (p.g * 4 + pair) * 8 + p.h * 4 + group % 4] *
@@ -109,12 +171,17 @@ static void check_elements(enum quant q, uint64_t rows, uint64_t cols) {
 static void test_elements(void **state) {
     (void)state;
     for (int q = 0; q < QUANT_COUNT; q++) {
-        if (!taken(q)) continue;
         check_elements((enum quant)q, 35, 512);
         check_elements((enum quant)q, 16, 256);
     }
     check_elements(QUANT_Q4_1, 5, 96);
     check_elements(QUANT_Q8_0, 17, 32);
+    check_elements(QUANT_Q4_0, 5, 96);
+    check_elements(QUANT_Q5_0, 17, 32);
+    check_elements(QUANT_Q5_1, 3, 160);
+    check_elements(QUANT_IQ4_NL, 16, 96);
+    check_elements(QUANT_MXFP4, 5, 96);
+    check_elements(QUANT_BF16, 3, 70);
     check_elements(QUANT_F16, 3, 70);
     check_elements(QUANT_F32, 33, 7);
 }
@@ -122,12 +189,11 @@ static void test_elements(void **state) {
 static void test_sizes(void **state) {
     (void)state;
     for (int q = 0; q < QUANT_COUNT; q++) {
-        if (!taken(q)) continue;
         const struct quant_format *f = &quant_formats[q];
         uint64_t bytes = 0, gguf = 64 * 768 / f->block_elems * f->block_bytes;
         assert_true(layout_bytes("frag16", f, 64, 768, &bytes));
         assert_true(bytes >= gguf && (double)bytes <= 1.03 * (double)gguf);
-        if (q != QUANT_Q4_K) assert_int_equal(bytes, gguf);
+        if (q != QUANT_Q4_K && q != QUANT_Q5_K && q != QUANT_IQ4_XS) assert_int_equal(bytes, gguf);
     }
     assert_int_equal(layout_tile_rows("frag16"), 16);
 }
@@ -147,7 +213,6 @@ static void test_refusals(void **state) {
 static void test_parts(void **state) {
     (void)state;
     for (int q = 0; q < QUANT_COUNT; q++) {
-        if (!taken(q)) continue;
         const struct quant_format *f = &quant_formats[q];
         uint64_t bytes = 0, cols = 512;
         assert_true(layout_bytes("frag16", f, 35, cols, &bytes));

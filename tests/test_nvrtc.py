@@ -305,6 +305,12 @@ ROLES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn
 LAYERS = ("--layers", len(TYPES) + 1, *(x for i, kind in enumerate(TYPES) for role in ROLES for x in ("--set", f"blk.{i}.{role}={kind}")),
           "--set", f"blk.{len(TYPES)}.ffn_up=q8_0")
 MODELS = [(*FAMILIES[("llama", "qwen3")[i % 2]], *LAYERS, "--type", kind) for i, kind in enumerate(TYPES)]
+# And one of the further types: a layer's feed-forward part of each, and four combinations of q, k and v.
+FURTHER = ("bf16", "q4_0", "q5_0", "q5_1", "q2_k", "q3_k", "q5_k", "iq4_nl", "iq4_xs", "mxfp4")
+FURTHER_QKV = (("bf16", "q5_k", "q2_k"), ("q4_0", "q5_0", "q3_k"), ("q5_1", "iq4_nl", "mxfp4"), ("iq4_xs", "q3_k", "q3_k"))
+FURTHER_MODEL = (*FAMILIES["llama"], "--layers", len(FURTHER), "--type", "q4_0", "--tied",
+                 *(x for i, kind in enumerate(FURTHER)
+                   for role, t in (*zip(ROLES, FURTHER_QKV[i % 4]), *((role, kind) for role in ROLES[4:])) for x in ("--set", f"blk.{i}.{role}={t}")))
 
 
 def code(plan):
@@ -360,6 +366,20 @@ class Templates(Cuda):
                     self.assertEqual([(name, spill) for _, spill, _, _, _, name in rows if spill], [])
                     for part in parts:
                         self.assertTrue([name for *_, name in rows if re.match("jk_" + part, name)], part)
+
+    def test_further_types(self):
+        """For one token and 8, and for one and 40, of the newest NVRTC and two architectures."""
+        n = max(FOUND.values(), key=lambda n: n.version)
+        for arch, tokens in ((87, 8), (90, 40)):
+            with self.subTest(arch=arch):
+                rows = self.table(self.resources(None, "orin_nano", "--nvrtc", n.path, "--set", f"target.arch=sm_{arch}", "--set", f"buckets={tokens}",
+                                                 cuda=n.cuda, model=FURTHER_MODEL))
+                self.assertEqual({name: spill for _, spill, _, _, _, name in rows if spill}, {})
+                names = [name for *_, name in rows]
+                for kind in FURTHER:
+                    for name in ("matmul_%s_m256_k512", "gate_up_%s_m512"):
+                        for t in (1, tokens):
+                            self.assertTrue([x for x in names if re.match(f"jk_{name % kind}.*_n{t}(_|$)", x)], (name % kind, t))
 
     def test_a_plan(self):
         """The plan says what it is for; its cubins have the ABI version that its driver loads; compiled again it has the same bytes."""

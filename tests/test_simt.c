@@ -160,21 +160,25 @@ static void test_arithmetic(void **state) {
     (void)state;
     struct memory m = memory_open();
     struct simt_grid grid = { .x = 1, .y = 1, .z = 1, .block = 32 };
-    uint32_t *out = simt_alloc(25 * 32 * 4, "out");
+    uint32_t *out = simt_alloc(31 * 32 * 4, "out");
     const char *error = simt_launch(kernel_of("arithmetic", NULL), grid, 0, (void *[]){ m.in, out, m.step });
     if (error) fail_msg("%s", error);
     for (uint32_t i = 0; i < 32; i++) {
         uint32_t v = 10 * i, g = i / 4, t = i % 4;
-        uint32_t want[25] = { (v & 0x00ff00ff) | 0x64000000, 0, v, 0x42004400, 0xbc00c000, 0x44004600,
+        uint32_t want[31] = { (v & 0x00ff00ff) | 0x64000000, 0, v, 0x42004400, 0xbc00c000, 0x44004600,
                               0x00100010, 50, 10 * (i ^ 9), i < 29 ? 10 * (i + 3) : v, 0x49249249, float_bits(496), float_bits(31) };
         want[1] = (v >> 8 & 0xff) | (v >> 24) << 8 | 0x33u << 16 | 0x11u << 24;
         for (uint32_t j = 0; j < 4; j++) {
             want[13 + j] = (8 * j + g) << 8 | t;
             uint32_t half = g % 2 ? 0 : g / 2;      /* column g of the matrix: low halves hold lane and word, high ones 0 */
             want[17 + j] = g % 2 ? 0 : ((8 * j + 2 * t) << 8 | half) | ((8 * j + 2 * t + 1) << 8 | half) << 16;
-            want[21 + j] = float_bits(0.5f + (float)(2 * t + j % 2) * (j < 2 ? 1 : 2));
+            float product = (float)(2 * t + j % 2) * (j < 2 ? 1 : 2);
+            want[21 + j] = float_bits(0.5f + product);
+            want[25 + j] = float_bits(product > 0 ? 0x1p96f * product : 0.5f);
         }
-        for (uint32_t r = 0; r < 25; r++)
+        want[29] = 0x77767776;
+        want[30] = v;
+        for (uint32_t r = 0; r < 31; r++)
             if (out[r * 32 + i] != want[r]) fail_msg("row %u, lane %u: %08x, not %08x", r, i, out[r * 32 + i], want[r]);
     }
     simt_free(out);

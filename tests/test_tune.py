@@ -215,6 +215,9 @@ class Tune(Case):
         self.refused(product.run("jllmc", "tune", cut, "--dry-run", asan=True), 1, "truncated")
 
 
+WRONG = "    f32v wrong[TILE_VECTORS];\n    for (u32 h = 0; h < TILE_VECTORS; h++) wrong[h] = acc[h] * 1.001f;\n    acc = wrong;\n"
+
+
 class Wrong(Case):
     def home_with(self, change):
         home = product.folder("tune/home")
@@ -222,13 +225,13 @@ class Wrong(Case):
             shutil.copytree(os.path.join(product.ROOT, name), os.path.join(home, name))
         path = f"{home}/templates/cpu/matmul.c"
         text = product.read(path).decode()
-        self.assertIn("INLINE void tile_store(float *out, u32 rows, f32x8 low, f32x8 high) {", text)
-        product.write(path, text.replace("INLINE void tile_store(float *out, u32 rows, f32x8 low, f32x8 high) {",
-                                         "INLINE void tile_store(float *out, u32 rows, f32x8 low, f32x8 high) {\n" + change).encode())
+        self.assertIn("INLINE void tile_store(float *out, u32 rows, const f32v *acc) {", text)
+        product.write(path, text.replace("INLINE void tile_store(float *out, u32 rows, const f32v *acc) {",
+                                         "INLINE void tile_store(float *out, u32 rows, const f32v *acc) {\n" + change).encode())
         return home
 
     def test_a_wrong_candidate_is_rejected_and_named(self):
-        home = self.home_with("#if JT_TOKENS == 2 && JT_N == 8\n    low = low * 1.001f;\n#endif")
+        home = self.home_with("#if JT_TOKENS == 2 && JT_N == 8\n" + WRONG + "#endif")
         r = self.ok(self.tune(JLLM_HOME=home))
         wrong = [t for t in rows(self.file, "tried") if t["status"] == "wrong"]
         self.assertTrue(wrong)
@@ -245,7 +248,7 @@ class Wrong(Case):
         self.assertEqual({t["set"]["tokens"] for t in rows(self.file, "tried") if t["status"] == "compile"}, {1})
 
     def test_what_the_spec_chooses_is_wrong(self):
-        home = self.home_with("#if JT_TOKENS == 4 && JT_N == 8\n    low = low * 1.001f;\n#endif")
+        home = self.home_with("#if JT_TOKENS == 4 && JT_N == 8\n" + WRONG + "#endif")
         self.refused(self.tune(JLLM_HOME=home), 3, "what the spec chooses is no candidate itself .wrong.*jk_matmul")
 
 

@@ -8,11 +8,14 @@
  * width of vectors give the same bits.
  *
  * With n = 1 packed weights go straight into registers. Otherwise a panel of 16 rows x 256 columns is
- * unpacked to the stack once, then JT_TOKENS tokens at a time pass over it. Tokens from n_tokens on are not touched.
+ * unpacked to the stack once, then TILE_TOKENS tokens at a time pass over it. Tokens from n_tokens on are not touched.
  */
 #include "plan_step.h"
 #include "rows16.h"
 #include "a16.h"
+
+/* Where one vector holds a tile's rows, twice as many tokens keep as many sums in registers. */
+#define TILE_TOKENS (JT_TOKENS * (TILE_VECTORS == 1 ? 2 : 1))
 
 /* Rows of a tile that exist, from acc to out. */
 INLINE void tile_store(float *out, u32 rows, const f32v *acc) {
@@ -30,26 +33,28 @@ INLINE void tile_store(float *out, u32 rows, const f32v *acc) {
 #if BLOCK_COLS == 1
 
 INLINE void tokens_tile(const int n, const u8 *w, const float *a, float *out, u32 rows) {
-    f32v acc[4][TILE_VECTORS] = { { { 0 } } };
+    f32v acc[TILE_TOKENS][TILE_VECTORS] = { { { 0 } } };
     for (u32 k = 0; k < JT_K; k++) {
         f32v column[TILE_VECTORS];
         if (JT_N == 1) stream_ahead(w + k * BLOCK_BYTES, BLOCK_BYTES);
         UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) column[h] = column_weights(w + k * BLOCK_BYTES, h);
-        UNROLL(4) for (int t = 0; t < n; t++) {
+        UNROLL(8) for (int t = 0; t < n; t++) {
             f32v x = f32v_all(a[(u64)t * JT_K + k]);
             UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) acc[t][h] = f32v_fma(column[h], x, acc[t][h]);
         }
     }
-    UNROLL(4) for (int t = 0; t < n; t++)
+    UNROLL(8) for (int t = 0; t < n; t++)
         tile_store(out + (u64)t * JT_M, rows, acc[t]);
 }
 
 INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
     const float *x = a;
     u32 t = 0;
-    for (; t + JT_TOKENS <= n_tokens; t += JT_TOKENS)
-        tokens_tile(JT_TOKENS, w, x + (u64)t * JT_K, out + (u64)t * JT_M, rows);
-    for (; JT_TOKENS > 1 && t < n_tokens; t++)
+    for (; t + TILE_TOKENS <= n_tokens; t += TILE_TOKENS)
+        tokens_tile(TILE_TOKENS, w, x + (u64)t * JT_K, out + (u64)t * JT_M, rows);
+    for (; TILE_TOKENS > 4 && t + 4 <= n_tokens; t += 4)
+        tokens_tile(4, w, x + (u64)t * JT_K, out + (u64)t * JT_M, rows);
+    for (; TILE_TOKENS > 1 && t < n_tokens; t++)
         tokens_tile(1, w, x + (u64)t * JT_K, out + (u64)t * JT_M, rows);
 }
 
@@ -130,31 +135,24 @@ INLINE void panel_fill(struct panel *p, const u8 *w, u32 units) {
     }
 }
 
-/* Vectors of a tile whose sums stay in registers together; with one of them, even and odd pairs of columns are summed
- * apart, so that no sum waits for the one before. */
+/* Vectors of a tile whose sums stay in registers together. */
 #define TOGETHER (TILE_VECTORS < 2 ? TILE_VECTORS : 2)
-#define CHAINS (TILE_VECTORS == 1 ? 2 : 1)
 
 /* n tokens over vectors h .. h + TOGETHER of a part of a unit with one scale. */
 INLINE void part_add(const int n, const struct panel *p, u32 u, unsigned s, u32 h, struct a16_place x, f32v (*acc)[TILE_VECTORS]) {
-    dots sum[4][TOGETHER][CHAINS];
-    UNROLL(4) for (int t = 0; t < n; t++)
-        UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++)
-            UNROLL(2) for (unsigned c = 0; c < CHAINS; c++) sum[t][j][c] = dots_none();
-    UNROLL(2) for (unsigned i = s * 16 / UNIT_SCALES; i < (s + 1) * 16 / UNIT_SCALES; i += CHAINS)
-        UNROLL(2) for (unsigned c = 0; c < CHAINS; c++)
-            UNROLL(4) for (int t = 0; t < n; t++) {
-                i16v pair = i16v_pair(x.q + (u64)t * JT_K + 2 * (i + c));
-                UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++)
-                    sum[t][j][c] = dots_add(sum[t][j][c], (i16v)p->q[u][i + c][h + j], pair);
-            }
-    UNROLL(4) for (int t = 0; t < n; t++) {
-        float scale = x.scale[(u64)t * UNITS];
-        UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++) {
-            i32v all = dots_sum(sum[t][j][0]);
-            if (CHAINS > 1) all += dots_sum(sum[t][j][CHAINS - 1]);
-            acc[t][h + j] = f32v_fma(f32v_from(all), p->scale[u][s][h + j] * scale, acc[t][h + j]);
+    dots sum[TILE_TOKENS][TOGETHER];
+    UNROLL(8) for (int t = 0; t < n; t++)
+        UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++) sum[t][j] = dots_none();
+    UNROLL(2) for (unsigned i = s * 16 / UNIT_SCALES; i < (s + 1) * 16 / UNIT_SCALES; i++) {
+        UNROLL(8) for (int t = 0; t < n; t++) {
+            i16v pair = i16v_pair(x.q + (u64)t * JT_K + 2 * i);
+            UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++) sum[t][j] = dots_add(sum[t][j], (i16v)p->q[u][i][h + j], pair);
         }
+    }
+    UNROLL(8) for (int t = 0; t < n; t++) {
+        float scale = x.scale[(u64)t * UNITS];
+        UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++)
+            acc[t][h + j] = f32v_fma(f32v_from(dots_sum(sum[t][j])), p->scale[u][s][h + j] * scale, acc[t][h + j]);
     }
 }
 
@@ -164,7 +162,7 @@ INLINE void tokens_tile(const int n, const struct panel *p, u32 units, struct a1
             UNROLL(2) for (u32 h = 0; h < TILE_VECTORS; h += TOGETHER) part_add(n, p, u, s, h, x, acc);
 #if UNIT_MINS
         UNROLL(2) for (unsigned s = 0; s < UNIT_MINS; s++) {
-            UNROLL(4) for (int t = 0; t < n; t++) {
+            UNROLL(8) for (int t = 0; t < n; t++) {
                 struct a16_place row = { x.q + (u64)t * JT_K, x.scale + (u64)t * UNITS, x.sum + (u64)t * UNITS };
                 f32v total = f32v_all(columns_sum(row, s));
                 UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) acc[t][h] = f32v_fma(p->offset[u][s][h], total, acc[t][h]);
@@ -182,9 +180,11 @@ INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
     for (u32 unit = 0; unit < UNITS; unit += PANEL_UNITS, w += PANEL_UNITS / BLOCK_UNITS * BLOCK_BYTES) {
         u32 units = UNITS - unit < PANEL_UNITS ? UNITS - unit : PANEL_UNITS, t = 0;
         panel_fill(&p, w, units);
-        for (; t + JT_TOKENS <= n_tokens; t += JT_TOKENS)
-            tokens_tile(JT_TOKENS, &p, units, a16_place(a, JT_N, JT_K, t, unit), acc + t);
-        for (; JT_TOKENS > 1 && t < n_tokens; t++)
+        for (; t + TILE_TOKENS <= n_tokens; t += TILE_TOKENS)
+            tokens_tile(TILE_TOKENS, &p, units, a16_place(a, JT_N, JT_K, t, unit), acc + t);
+        for (; TILE_TOKENS > 4 && t + 4 <= n_tokens; t += 4)
+            tokens_tile(4, &p, units, a16_place(a, JT_N, JT_K, t, unit), acc + t);
+        for (; TILE_TOKENS > 1 && t < n_tokens; t++)
             tokens_tile(1, &p, units, a16_place(a, JT_N, JT_K, t, unit), acc + t);
     }
     UNROLL(1) for (u32 t = 0; t < n_tokens; t++)

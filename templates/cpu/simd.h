@@ -31,9 +31,6 @@ typedef u32 u32x8 __attribute__((vector_size(32)));
 typedef i16 i16x16 __attribute__((vector_size(32)));
 typedef i16 i16x8 __attribute__((vector_size(16)));
 typedef u16 u16x8 __attribute__((vector_size(16)));
-typedef i8 i8x16 __attribute__((vector_size(16)));
-typedef i8 i8x8 __attribute__((vector_size(8)));
-typedef u8 u8x8 __attribute__((vector_size(8)));
 
 /* Loads and stores at any address. */
 #define UNALIGNED __attribute__((aligned(1), may_alias))
@@ -44,17 +41,12 @@ typedef f32x8 f32x8_any UNALIGNED;
 typedef i16x16 i16x16_any UNALIGNED;
 typedef i16x8 i16x8_any UNALIGNED;
 typedef u16x8 u16x8_any UNALIGNED;
-typedef i8x16 i8x16_any UNALIGNED;
-typedef i8x8 i8x8_any UNALIGNED;
-typedef u8x8 u8x8_any UNALIGNED;
 
 INLINE f32x8 f32x8_load(const void *p) { return *(const f32x8_any *)p; }
 INLINE void f32x8_store(void *p, f32x8 x) { *(f32x8_any *)p = x; }
 INLINE f32x8 f32x8_all(float x) { return (f32x8){ x, x, x, x, x, x, x, x }; }
 INLINE i32x8 i32x8_all(i32 x) { return (i32x8){ x, x, x, x, x, x, x, x }; }
 INLINE f32x8 f32x8_from(i32x8 x) { return __builtin_convertvector(x, f32x8); }
-INLINE i32x8 i32x8_from_u8(const void *p) { return __builtin_convertvector(*(const u8x8_any *)p, i32x8); }
-INLINE i32x8 i32x8_from_i8(const void *p) { return __builtin_convertvector(*(const i8x8_any *)p, i32x8); }
 
 /* Ask for what comes JT_AHEAD bytes behind `bytes` at p: hardware stops looking ahead at pages, and one core then waits
  * for memory (with 4 KiB 7 GB/s become 11). Asking for what does not exist is harmless. */

@@ -95,6 +95,16 @@ DEV u32 hfma2(u32 a, u32 b, u32 c) {
     return r;
 }
 
+// The upper half of a in both, moved by the unit for halves, as that for integers has more to do; no NaN.
+DEV u32 upper_half2(u32 a) {
+    u32 r;
+    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %1;\nmov.b32 both, {high, high};\n"
+        "add.rn.f16x2 %0, both, %2;\n}"
+        : "=r"(r)
+        : "r"(a), "r"(0x80008000));
+    return r;
+}
+
 // ---- functions ----------------------------------------------------------------------------------
 
 // 2^x within 2 ulp; 0 for minus infinity.
@@ -134,7 +144,7 @@ DEV T shfl_down(T v, int lanes, u32 mask = ~0u) {
 DEV u32 warp_ballot(bool p, u32 mask = ~0u) { return __ballot_sync(mask, p); }
 
 // ---- tensor cores -------------------------------------------------------------------------------
-// One 16x8 tile, K = 16, fp16 operands, fp32 accumulators. With g = lane / 4 and t = lane % 4:
+// One 16x8 tile, K = 16, operands of 16 bits, fp16 where nothing else is said, fp32 accumulators. With g = lane / 4 and t = lane % 4:
 // a[0], a[2] are row g, a[1], a[3] row g + 8; a[0], a[1], b0 hold columns 2t, 2t + 1 of the lower
 // half of K, a[2], a[3], b1 of the upper; b's column is g; c[0], c[1] are row g, columns 2t and
 // 2t + 1, c[2], c[3] row g + 8.
@@ -153,6 +163,14 @@ DEV void mma_m16n8k16_zero(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
         : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+// c += a b, of bf16
+DEV void mma_m16n8k16_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Four (two) 8x8 matrices of halves from shared memory; lane i gives the address of row i % 8 of
@@ -202,6 +220,12 @@ DEV uint2 ld_stream_8(const void *p) {
     asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
                  : "=r"(r.x), "=r"(r.y)
                  : "l"(p));
+    return r;
+}
+
+DEV u16 ld_stream_2(const void *p) {
+    u16 r;
+    asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(r) : "l"(p));
     return r;
 }
 

@@ -22,7 +22,7 @@ local tile_params = {
       doc = "from 16 tokens on: blocks that share a row along K (fixes the order of sums; 0: from the shape)" },
     { name = "m_warps", values = { 0, 1, 2, 4, 8 }, default = 0, doc = "warps along rows (0: from the shape)" },
     { name = "row_tiles", values = { 0, 1, 2 }, default = 0, doc = "tiles of 16 rows of a warp (0: from the shape)" },
-    { name = "ahead", values = { 0, 1, 2, 4 }, default = 0, doc = "to 8 tokens: pairs of blocks loaded ahead (0: from the type)" },
+    { name = "ahead", values = { 0, 1, 2, 4 }, default = 0, doc = "to 8 tokens: pairs of blocks loaded ahead (0: from the type; q2_k and q3_k: 4)" },
     { name = "places", values = { 0, 2, 3, 4 }, default = 0, doc = "from 16 tokens on: steps of K in shared memory (0: two)" },
     { name = "resident", values = { 0, 1, 2, 3, 4 }, default = 0, doc = "blocks an SM should hold, which limits registers (0: from the shape)" },
 }
@@ -171,21 +171,31 @@ local function k_warps(slices, most)
     return ceil_div(slices, ceil_div(slices, most))
 end
 
--- Fewer registers for wide types: pairs of blocks loaded ahead.
-local function depth_of(quant, n)
-    if quant == "f32" then return 1 end
-    return n == 1 and quant ~= "f16" and quant ~= "q8_0" and 4 or 2
-end
-
--- A step of K in shared memory, as in many.cuh: bytes of a row tile, blocks of 32 columns, and whether sums go with them.
-local steps = {
-    f32 = { tile = 4096, blocks = 2 }, f16 = { tile = 4096, blocks = 4 },
-    q4_1 = { tile = 2560, blocks = 8, sums = true }, q8_0 = { tile = 4352, blocks = 8 },
-    q4_k = { tile = 2368, blocks = 8, sums = true }, q6_k = { tile = 3360, blocks = 8 },
+-- The types. A step of K in shared memory, as in many.cuh: bytes of a row tile, blocks of 32 columns, and how many planes of
+-- sums go with them. ahead: pairs of blocks loaded ahead where a warp has one tile of one token, and where it has more.
+-- wide: f32, two fragments of each weight. Of gate and up, one token: thrifty: three blocks an SM, as ptxas takes what it is
+-- given, and then spills; roomy: fewer warps a block, as it needs more.
+local types = {
+    f32 = { tile = 4096, blocks = 2, sums = 0, ahead = { 1, 1 }, wide = true },
+    f16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 2 } },
+    bf16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 1 } },
+    q4_0 = { tile = 2304, blocks = 8, sums = 0, ahead = { 4, 2 }, thrifty = true },
+    q4_1 = { tile = 2560, blocks = 8, sums = 1, ahead = { 4, 2 }, thrifty = true },
+    q5_0 = { tile = 2816, blocks = 8, sums = 0, ahead = { 4, 2 }, roomy = true },
+    q5_1 = { tile = 3072, blocks = 8, sums = 1, ahead = { 4, 2 }, roomy = true },
+    q8_0 = { tile = 4352, blocks = 8, sums = 0, ahead = { 2, 2 } },
+    q2_k = { tile = 1344, blocks = 8, sums = 2, ahead = { 4, 4 }, roomy = true },
+    q3_k = { tile = 1760, blocks = 8, sums = 0, ahead = { 4, 4 }, roomy = true },
+    q4_k = { tile = 2368, blocks = 8, sums = 1, ahead = { 4, 2 }, thrifty = true },
+    q5_k = { tile = 2880, blocks = 8, sums = 1, ahead = { 4, 2 }, roomy = true },
+    q6_k = { tile = 3360, blocks = 8, sums = 0, ahead = { 4, 2 } },
+    iq4_nl = { tile = 2304, blocks = 8, sums = 0, ahead = { 4, 2 } },
+    iq4_xs = { tile = 2208, blocks = 8, sums = 0, ahead = { 4, 2 } },
+    mxfp4 = { tile = 2176, blocks = 8, sums = 0, ahead = { 4, 2 } },
 }
 local function place_bytes(quant, tiles, n)
-    local s = steps[quant]
-    return tiles * s.tile + s.blocks * n * 64 + (s.sums and s.blocks * (n + 4) * 4 or 0)
+    local s = types[quant]
+    return tiles * s.tile + s.blocks * n * 64 + s.sums * s.blocks * (n + 4) * 4
 end
 
 -- How to cut a matrix for 16 tokens and more. Where an SM has few row tiles, a block takes a whole SM: from sm_90 blocks of the
@@ -240,17 +250,16 @@ local many_shapes = { { 4, 2, 2 }, { 8, 2, 1 }, { 4, 1, 2 }, { 8, 1, 1 }, { 4, 1
 -- and shared memory, and the floats of its parts. groups(rows of a block): how many blocks along the rows; tiles: of all
 -- matrices; quants: the types that the kernel reads.
 local function tiles(template, key, matrices, quants, all_tiles, groups)
-    local p, n, slices = choose(template, key), key.n, ceil_div(key.k, 256)
+    local p, n, slices, kind = choose(template, key), key.n, ceil_div(key.k, 256), types[key.quant]
     local wm, wk, rt, parts, blocks, way
     if n <= 8 then
         wm, rt, parts = matrices, matrices, 1
-        wk = key.quant == "f32" and 8 // wm or k_warps(slices, 10 // wm)
-        blocks = (n == 1 and key.quant ~= "f32") and 2 or 1
-        -- ptxas takes what it is given here, and then spills: three blocks an SM make it thrifty
-        if n == 1 and matrices == 2 and wk <= 4 and (key.quant == "q4_k" or key.quant == "q4_1") then blocks = 3 end
-        if n == 8 and key.quant == "f32" then wm, rt = wm * rt, 1 end   -- fewer registers
+        wk = kind.wide and 8 // wm or k_warps(slices, (matrices == 2 and kind.roomy and 8 or 10) // wm)
+        blocks = (n > 1 or kind.wide) and 1 or 2
+        if n == 1 and matrices == 2 and wk <= 4 and kind.thrifty then blocks = 3 end
+        if n == 8 and kind.wide then wm, rt = wm * rt, 1 end   -- fewer registers
     else
-        way, parts = cut(all_tiles, ceil_div(key.k, 32 * steps[key.quant].blocks))
+        way, parts = cut(all_tiles, ceil_div(key.k, 32 * kind.blocks))
         wm, wk, rt, blocks = way.wm, way.k_groups, way.rt, way.two and 2 or 1
     end
     if p.row_tiles > 0 then rt = p.row_tiles end
@@ -269,7 +278,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local room = shared_room()
     if n > 8 and p.m_warps == 0 and p.row_tiles == 0 then
         for _, f in ipairs(way.two and many_shapes or few_shapes) do
-            if f[2] <= (key.quant == "f32" and 1 or way.rt) and (way.two or f[1] <= way.wm) and (matrices == 1 or f[1] * f[2] % 4 == 0) then
+            if f[2] <= (kind.wide and 1 or way.rt) and (way.two or f[1] <= way.wm) and (matrices == 1 or f[1] * f[2] % 4 == 0) then
                 wm, rt, blocks = f[1], f[2], f[3]
                 if blocks * shared_bytes() <= room then break end
             end
@@ -285,7 +294,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
                             shared_bytes(), room))
     end
     key.wm, key.wk, key.rt, key.blocks, key.splits, key.stages = wm, wk, rt, blocks, parts, stages
-    key.depth = p.ahead > 0 and p.ahead or depth_of(key.quant, n * matrices)
+    key.depth = p.ahead > 0 and p.ahead or kind.ahead[n * matrices == 1 and 1 or 2]
     local n_groups = groups(rows)
     if parts > 1 and n_groups > 4096 then error(template .. ": more than 4,096 groups of rows have parts") end
     return { items = n_groups, grid_y = parts, chunk = wm * wk * 32, shared = shared_bytes() }, n_groups * parts * n * rows

@@ -13,5 +13,5 @@ extern "C" __global__ void __launch_bounds__(256) JT_NAME(const u8 *w, float *ou
     u32 row = (u32)step->ids[token];
     const u8 *tile = w + row / 16 * tile_bytes<weight_type>(JT_K);
     for (u32 k = threadIdx.x; k < JT_K; k += blockDim.x)
-        out[(u64)token * JT_K + k] = weights_at(weight_type(), tile, row % 16, k) * JT_SCALE;
+        out[(u64)token * JT_K + k] = weight_type::at(tile, row % 16, k) * JT_SCALE;
 }

@@ -12,77 +12,51 @@
 
 constexpr u32 TOKENS = JT_N == 1 ? 1 : 2;   // that a lane has sums of
 
-// What the tensor core makes of a pair of blocks for one row and token. Two parts: steps of 16 columns (Q6_K), high and
-// low halves (F32); else the first alone. Integers count 2^-24, of block 1 in nibble types 2^-20.
-struct pair_sums { float even[2], odd[2]; };
-
-// c[part] += block b of a pair times x
-DEV void few_mma(f32, float (&c)[2][4], const f32::pair &p, int b, const u32 (&x)[4]) {
+// c[part] += block b of pair i of a slice times x
+template <class Q>
+DEV void few_mma(Q, float (&c)[2][4], const typename Q::pair &p, int i, int b, const typename Q::operand &x) {
+    u32 a[2][4];
+    Q::codes(p, i, b, a);
+    product(c[0], a[0], x, 0);
+    product(c[Q::PARTS - 1], a[1], x, 1);
+}
+DEV void few_mma(f32, float (&c)[2][4], const f32::pair &p, int, int b, const half_operand &x) {
     u32 a[2][4];
 #pragma unroll
     for (int part = 0; part < 2; part++) {
         halves(p.a + part * 4, b, a);
-        mma_m16n8k16(c[part], a[0], x[0], x[1]);
-        mma_m16n8k16(c[part], a[1], x[2], x[3]);
+        product(c[part], a[0], x, 0);
+        product(c[part], a[1], x, 1);
     }
 }
-template <class Q>
-DEV void few_mma(Q, float (&c)[2][4], const typename Q::pair &p, int b, const u32 (&x)[4]) {
-    u32 a[2][4];
-    weights_codes(p, b, a);
-    mma_m16n8k16(c[0], a[0], x[0], x[1]);
-    mma_m16n8k16(c[0], a[1], x[2], x[3]);
+
+// x or zeros. Where a warp has one tile this is a large part of what the integer units do: a product with 1 or 0, of halves, is
+// made elsewhere.
+DEV half_operand only_if(bool on, const half_operand &x) {
+    const u32 one = on ? 0x3C003C00 : 0;
+    half_operand to;
+#pragma unroll
+    for (int i = 0; i < 4; i++) to.v[i] = JT_RT == 1 ? hmul2(x.v[i], one) : on ? x.v[i] : 0;
+    return to;
 }
-DEV void few_mma(q6_k, float (&c)[2][4], const q6_k::pair &p, int b, const u32 (&x)[4]) {
-    u32 a[2][4];
-    weights_codes(p, b, a);
-    mma_m16n8k16(c[0], a[0], x[0], x[1]);
-    mma_m16n8k16(c[1], a[1], x[2], x[3]);
+DEV bf16_operand only_if(bool on, const bf16_operand &x) {
+    bf16_operand to;
+#pragma unroll
+    for (int i = 0; i < 8; i++) to.v[i] = on ? x.v[i] : 0;
+    return to;
 }
 
-// Row g + 8h times a pair of blocks; m: scales of the pair; x0, x1: sums of the activations of its blocks.
-DEV float pair_value(f16, const pair_sums &s, const f16::meta &, int, float, float) { return s.even[0] + s.odd[0]; }
-DEV float pair_value(f32, const pair_sums &s, const f32::meta &, int, float, float) {
-    return fmaf(s.even[1] + s.odd[1], 1.0f / 2048, s.even[0] + s.odd[0]);
-}
-DEV float pair_value(q4_1, const pair_sums &s, const q4_1::meta &m, int h, float x0, float x1) {
-    const float2 d = half2_to_float2(h ? m.s.y : m.s.x), min = half2_to_float2(h ? m.s.w : m.s.z);
-    return fmaf(d.x * TWO24, s.even[0], min.x * x0) + fmaf(d.y * (TWO24 / 16), s.odd[0], min.y * x1);
-}
-DEV float pair_value(q8_0, const pair_sums &s, const q8_0::meta &m, int h, float x0, float x1) {
-    const float2 d = half2_to_float2(h ? m.s.y : m.s.x);
-    return d.x * fmaf(TWO24, s.even[0], -128.0f * x0) + d.y * fmaf(TWO24, s.odd[0], -128.0f * x1);
-}
-DEV float pair_value(q4_k, const pair_sums &s, const q4_k::meta &m, int h, float x0, float x1) {
-    const u32 six = h ? m.six.y : m.six.x;
-    const float2 d = half2_to_float2(h ? m.d.y : m.d.x);
-    float q = fmaf(byte_to_float(six, 1) * (1.0f / 16), s.odd[0], byte_to_float(six, 0) * s.even[0]);
-    return fmaf(d.x * TWO24, q, -d.y * fmaf(byte_to_float(six, 3), x1, byte_to_float(six, 2) * x0));
-}
-DEV float pair_value(q6_k, const pair_sums &s, const q6_k::meta &m, int h, float, float) {
-    const u32 sc = h ? m.scale.y : m.scale.x;
-    float even = fmaf(char_to_float(sc, 1), s.even[1], char_to_float(sc, 0) * s.even[0]);
-    float odd = fmaf(char_to_float(sc, 3), s.odd[1], char_to_float(sc, 2) * s.odd[0]);
-    return half_of(m.d, h) * TWO24 * fmaf(odd, 1.0f / 16, even);
+// Sums of the first step of a block, for each column of x.
+template <class Operand>
+DEV void first_sums(float (&c)[4], const Operand &x) {
+    const u32 ones[4] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
+    product_zero(c, ones, x, 0);
 }
 
 // The scales of pair p, from the lane that has them.
-template <class Meta> DEV Meta meta_of_pair(const Meta &m, int, u32) { return m; }
-DEV q4_1::meta meta_of_pair(const q4_1::meta &m, int p, u32 lane) {
-    const int from = (int)(lane & 28) + p;
-    return {make_uint4(shfl(m.s.x, from), shfl(m.s.y, from), shfl(m.s.z, from), shfl(m.s.w, from))};
-}
-DEV q8_0::meta meta_of_pair(const q8_0::meta &m, int p, u32 lane) {
-    const int from = (int)(lane & 28) + p;
-    return {make_uint2(shfl(m.s.x, from), shfl(m.s.y, from))};
-}
-DEV q4_k::meta meta_of_pair(const q4_k::meta &m, int p, u32 lane) {
-    const int from = (int)(lane & 28) + p;
-    return {make_uint2(shfl(m.six.x, from), shfl(m.six.y, from)), m.d};
-}
-DEV q6_k::meta meta_of_pair(const q6_k::meta &m, int p, u32 lane) {
-    const int from = (int)(lane & 28) + p;
-    return {make_uint2(shfl(m.scale.x, from), shfl(m.scale.y, from)), m.d};
+template <class Meta>
+DEV Meta meta_of_pair(const Meta &m, int p, u32 lane) {
+    return {shfl_words(m.s, (int)(lane & 28) + p), m.d};
 }
 
 // r[tile][row g + 8h][token 2t + e] of this warp's slices `first`, first + JT_WK, ... Unknown where the step is
@@ -96,27 +70,28 @@ DEV void few_run(const u8 *const (&tile)[JT_RT], const bool (&there)[JT_RT], con
     const uint4 *x = static_cast<const uint4 *>(x16) + lane;
     const float *sums = static_cast<const float *>(x16) + x16_sum<JT_N, JT_K>(0, 0);
     const u32 g = lane / 4, t = lane % 4;
-    constexpr int AHEAD = JT_DEPTH;
-    typename Q::pair raw[AHEAD][JT_RT] = {};
+    constexpr int AHEAD = Q::WHOLE_SLICE > 0 ? 4 : JT_DEPTH, RAW = Q::WHOLE_SLICE > 0 ? 1 : AHEAD;
+    typename Q::pair raw[RAW][JT_RT] = {};
     typename Q::meta meta[JT_RT], next_meta[JT_RT] = {};
     auto load_pair = [&](u32 slice, int p) {
         if (WHOLE ? slice < N_SLICES : slice * 4 + p < N_PAIRS)
 #pragma unroll
             for (int i = 0; i < JT_RT; i++)
-                if (there[i]) weights_load(raw[p % AHEAD][i], memory_bytes{tile[i]}, slice * 4 + p, lane);
+                if (there[i]) Q::load(raw[p % RAW][i], memory_bytes{tile[i]}, slice * 4 + p, lane);
     };
     auto load_meta = [&](u32 slice) {
         if (slice < N_SLICES)
 #pragma unroll
             for (int i = 0; i < JT_RT; i++)
-                if (there[i]) weights_load(next_meta[i], memory_bytes{tile[i]}, slice, N_PAIRS, lane);
+                if (there[i]) Q::load(next_meta[i], memory_bytes{tile[i]}, slice, N_PAIRS, lane);
     };
 #pragma unroll
     for (int p = 0; p < AHEAD; p++) load_pair(first, p);
     load_meta(first);
     grid_dependency_wait();
 #if JT_N == 1
-    uint4 xv = make_uint4(0, 0, 0, 0), next_x = xv;
+    typename Q::operand xv;
+    uint4 next_x = make_uint4(0, 0, 0, 0);
     float2 sum = make_float2(0, 0), next_sum = sum;
     auto load_x = [&](u32 slice) {
         if (slice >= N_SLICES) return;
@@ -130,8 +105,10 @@ DEV void few_run(const u8 *const (&tile)[JT_RT], const bool (&there)[JT_RT], con
 #pragma unroll 1
     for (u32 slice = first; slice < end; slice += stride) {
         float c[JT_RT][2][4] = {};      // column j has block j
-        xv = next_x;
+        operand_of(xv, next_x);
         sum = next_sum;
+        float first[4] = {};
+        if (Q::FIRST_SUMS > 0) first_sums(first, xv);
 #pragma unroll
         for (int i = 0; i < JT_RT; i++) meta[i] = next_meta[i];
         load_meta(slice + stride);
@@ -142,9 +119,9 @@ DEV void few_run(const u8 *const (&tile)[JT_RT], const bool (&there)[JT_RT], con
 #pragma unroll
                 for (int b = 0; b < 2; b++) {
                     const bool on = g == 2u * p + b;
-                    const u32 v[4] = {on ? xv.x : 0, on ? xv.y : 0, on ? xv.z : 0, on ? xv.w : 0};
+                    const typename Q::operand v = only_if(on, xv);
 #pragma unroll
-                    for (int i = 0; i < JT_RT; i++) few_mma(Q(), c[i], raw[p % AHEAD][i], b, v);
+                    for (int i = 0; i < JT_RT; i++) few_mma(Q(), c[i], raw[p % RAW][i], p, b, v);
                 }
             }
             load_pair(p + AHEAD < 4 ? slice : slice + stride, (p + AHEAD) % 4);
@@ -154,7 +131,7 @@ DEV void few_run(const u8 *const (&tile)[JT_RT], const bool (&there)[JT_RT], con
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const pair_sums s = {{c[i][0][2 * h], c[i][1][2 * h]}, {c[i][0][2 * h + 1], c[i][1][2 * h + 1]}};
-                r[i][h][0] += pair_value(Q(), s, meta[i], h, sum.x, sum.y);
+                r[i][h][0] += Q::value(s, meta[i], h, {{sum.x, sum.y}, {first[0], first[1]}});
             }
     }
 #pragma unroll
@@ -176,15 +153,17 @@ DEV void few_run(const u8 *const (&tile)[JT_RT], const bool (&there)[JT_RT], con
             if (WHOLE || slice * 4 + p < N_PAIRS) {
                 float c[JT_RT][2][2][4] = {};   // [block]
                 float2 sum[2] = {};             // of tokens 2t, 2t + 1
+                float first[2][4] = {};
 #pragma unroll
                 for (int b = 0; b < 2; b++) {
                     const u32 block = slice * 8 + p * 2 + b;
                     if (!WHOLE && block >= N_BLOCKS) continue;
                     sum[b] = *reinterpret_cast<const float2 *>(sums + block * 8 + 2 * t);
-                    const uint4 xv = x[block * 32];
-                    const u32 v[4] = {xv.x, xv.y, xv.z, xv.w};
+                    typename Q::operand v;
+                    operand_of(v, x[block * 32]);
+                    if (Q::FIRST_SUMS > 0) first_sums(first[b], v);
 #pragma unroll
-                    for (int i = 0; i < JT_RT; i++) few_mma(Q(), c[i][b], raw[p % AHEAD][i], b, v);
+                    for (int i = 0; i < JT_RT; i++) few_mma(Q(), c[i][b], raw[p % RAW][i], p, b, v);
                 }
 #pragma unroll
                 for (int i = 0; i < JT_RT; i++) {
@@ -195,7 +174,8 @@ DEV void few_run(const u8 *const (&tile)[JT_RT], const bool (&there)[JT_RT], con
                         for (int e = 0; e < 2; e++) {
                             const pair_sums s = {{c[i][0][0][2 * h + e], c[i][0][1][2 * h + e]},
                                                  {c[i][1][0][2 * h + e], c[i][1][1][2 * h + e]}};
-                            acc[p][i][h][e] += pair_value(Q(), s, m, h, e ? sum[0].y : sum[0].x, e ? sum[1].y : sum[1].x);
+                            const column_sums x = {{e ? sum[0].y : sum[0].x, e ? sum[1].y : sum[1].x}, {first[0][e], first[1][e]}};
+                            acc[p][i][h][e] += Q::value(s, m, h, x);
                         }
                 }
             }

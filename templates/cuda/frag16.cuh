@@ -1,56 +1,21 @@
 // The layout "frag16" as kernels read it; the drawing is at the head of compiler/layout_cuda.c.
 //
-// A row tile is 16 rows. A block is 32 columns, a pair two blocks, a slice eight blocks (256 columns). Per type:
-//   struct pair              what a lane loads for a pair of blocks of one row tile
-//   struct meta              its scales for a slice: lane 4g + t has those of rows g, g + 8 and pair t
-//   weights_load(pair|meta)  from global memory
-//   weights_codes            A fragments of a block: the integers of the type, unscaled, for one token
-//   weights_decode           A fragments of a block for buckets, with whatever of the scale is exact in a half
-//   weights_at               one element
-// Integers are subnormal halves, q 2^-24: exact in the tensor core, and a mask makes them. Codes of the
-// odd block of a pair of nibbles are 16 q 2^-24.
+// A row tile is 16 rows. A block is 32 columns, a pair two blocks, a slice eight blocks (256 columns). A type is a struct:
+//   struct pair, load(pair)  what a lane loads for a pair of blocks of one row tile (or, WHOLE_SLICE, for four)
+//   meta, load(meta)         its scales for a slice: lane 4g + t has those of rows g, g + 8 and pair t
+//   codes                    A fragments of a block: the integers of the type, unscaled, for one token and eight
+//   value                    what the tensor core makes of them, scaled: a row times a pair
+//   decode                   A fragments of a block for buckets, with whatever of the scale is exact in a half
+//   scale, step_scale, mins  the rest of it: for a block or half a block, for a step, and what is subtracted (many.cuh)
+//   at                       one element, for the look-up of embeddings, where speed is no matter
+// Integers are subnormal halves, q 2^-24: exact in the tensor core, and a mask makes them. Those of one block, step and row
+// may count 2^i times that, and their scale 2^-i.
 #ifndef JT_FRAG16_CUH
 #define JT_FRAG16_CUH
 
 #include "arch.cuh"
 
 constexpr float TWO24 = 16777216.0f;
-
-struct f16 {
-    enum { UNIT_COLS = 64, UNIT_BYTES = 2048 };
-    struct pair { uint4 a[4]; };
-    struct meta {};
-};
-struct f32 {
-    enum { UNIT_COLS = 64, UNIT_BYTES = 4096 };
-    struct pair { uint4 a[8]; };
-    struct meta {};
-};
-struct q4_1 {
-    enum { UNIT_COLS = 64, UNIT_BYTES = 640 };
-    struct pair { uint4 q; };
-    struct meta { uint4 s; };   // half2 over the blocks of the pair: d of row g, of g + 8, m of g, of g + 8
-};
-struct q8_0 {
-    enum { UNIT_COLS = 64, UNIT_BYTES = 1088 };
-    struct pair { uint4 q[2]; };
-    struct meta { uint2 s; };   // half2 over the blocks of the pair: d of row g, of g + 8
-};
-struct q4_k {
-    enum { UNIT_COLS = 256, UNIT_BYTES = 2368 };
-    struct pair { uint4 q; };
-    struct meta { uint2 six, d; };  // of rows g, g + 8: bytes sc, sc, m, m; half2 d, dmin
-};
-struct q6_k {
-    enum { UNIT_COLS = 256, UNIT_BYTES = 3360 };
-    struct pair { uint4 q; uint2 high; };
-    struct meta { uint2 scale; u32 d; };    // of rows g, g + 8: four int8; half d
-};
-
-// The type of the kernel's matrix.
-#ifdef JT_QUANT
-typedef JT_QUANT weight_type;
-#endif
 
 // Bytes of a row tile of k columns.
 template <class Q>
@@ -63,94 +28,62 @@ DEV constexpr u64 tile_bytes(u32 k) {
 // Where a row tile stands: in memory, read once, or copied to shared memory.
 struct memory_bytes { const u8 *p; };
 struct shared_bytes { const u8 *p; };
-DEV uint4 load_16(memory_bytes b, u32 at) { return ld_stream_16(b.p + at); }
-DEV uint2 load_8(memory_bytes b, u32 at) { return ld_stream_8(b.p + at); }
-DEV u32 load_4(memory_bytes b, u32 at) { return ld_stream_4(b.p + at); }
-DEV uint4 load_16(shared_bytes b, u32 at) { return *reinterpret_cast<const uint4 *>(b.p + at); }
-DEV uint2 load_8(shared_bytes b, u32 at) { return *reinterpret_cast<const uint2 *>(b.p + at); }
-DEV u32 load_4(shared_bytes b, u32 at) { return *reinterpret_cast<const u32 *>(b.p + at); }
+struct none {};
+DEV void fetch(uint4 &v, memory_bytes b, u32 at) { v = ld_stream_16(b.p + at); }
+DEV void fetch(uint2 &v, memory_bytes b, u32 at) { v = ld_stream_8(b.p + at); }
+DEV void fetch(u32 &v, memory_bytes b, u32 at) { v = ld_stream_4(b.p + at); }
+DEV void fetch(u16 &v, memory_bytes b, u32 at) { v = ld_stream_2(b.p + at); }
+template <class T> DEV void fetch(T &v, shared_bytes b, u32 at) { v = *reinterpret_cast<const T *>(b.p + at); }
 
-template <class From>
-DEV void weights_load(f16::pair &p, From tile, u32 index, u32 lane) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) p.a[i] = load_16(tile, index * f16::UNIT_BYTES + i * 512 + lane * 16);
-}
+// s: of the lane's pair, d: of the slice; each of rows g and g + 8.
+template <class S, class D = none> struct slice_scales { S s; D d; };
 
-template <class From>
-DEV void weights_load(f32::pair &p, From tile, u32 index, u32 lane) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) p.a[i] = load_16(tile, index * f32::UNIT_BYTES + i * 512 + lane * 16);
-}
+// From another lane.
+DEV none shfl_words(none v, int) { return v; }
+DEV u32 shfl_words(u32 v, int from) { return shfl(v, from); }
+DEV uint2 shfl_words(uint2 v, int from) { return make_uint2(shfl(v.x, from), shfl(v.y, from)); }
+DEV uint4 shfl_words(uint4 v, int from) { return make_uint4(shfl(v.x, from), shfl(v.y, from), shfl(v.z, from), shfl(v.w, from)); }
 
-template <class From>
-DEV void weights_load(q4_1::pair &p, From tile, u32 index, u32 lane) {
-    p.q = load_16(tile, index * q4_1::UNIT_BYTES + lane * 16);
-}
-
-template <class From>
-DEV void weights_load(q8_0::pair &p, From tile, u32 index, u32 lane) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) p.q[i] = load_16(tile, index * q8_0::UNIT_BYTES + i * 512 + lane * 16);
-}
-
-template <class From>
-DEV void weights_load(q4_k::pair &p, From tile, u32 index, u32 lane) {
-    p.q = load_16(tile, index / 4 * q4_k::UNIT_BYTES + index % 4 * 512 + lane * 16);
-}
-
-template <class From>
-DEV void weights_load(q6_k::pair &p, From tile, u32 index, u32 lane) {
-    const u32 unit = index / 4 * q6_k::UNIT_BYTES;
-    p.q = load_16(tile, unit + index % 4 * 512 + lane * 16);
-    p.high = load_8(tile, unit + 2048 + index % 4 * 256 + lane * 8);
-}
-
-// Pairs from n_pairs on do not exist; their scales are zero.
-template <class From> DEV void weights_load(f16::meta &, From, u32, u32, u32) {}
-template <class From> DEV void weights_load(f32::meta &, From, u32, u32, u32) {}
-
-template <class From>
-DEV void weights_load(q4_1::meta &m, From tile, u32 slice, u32 n_pairs, u32 lane) {
-    u32 index = slice * 4 + lane % 4;
-    m.s = index < n_pairs ? load_16(tile, index * q4_1::UNIT_BYTES + 512 + lane / 4 * 16) : make_uint4(0, 0, 0, 0);
-}
-
-template <class From>
-DEV void weights_load(q8_0::meta &m, From tile, u32 slice, u32 n_pairs, u32 lane) {
-    u32 index = slice * 4 + lane % 4;
-    m.s = index < n_pairs ? load_8(tile, index * q8_0::UNIT_BYTES + 1024 + lane / 4 * 8) : make_uint2(0, 0);
-}
-
-template <class From>
-DEV void weights_load(q4_k::meta &m, From tile, u32 slice, u32, u32 lane) {
-    const u32 unit = slice * q4_k::UNIT_BYTES;
-    m.six = load_8(tile, unit + 2048 + lane * 8);
-    m.d = load_8(tile, unit + 2304 + lane / 4 * 8);
-}
-
-template <class From>
-DEV void weights_load(q6_k::meta &m, From tile, u32 slice, u32, u32 lane) {
-    const u32 unit = slice * q6_k::UNIT_BYTES;
-    m.scale = load_8(tile, unit + 3072 + lane * 8);
-    m.d = load_4(tile, unit + 3328 + lane / 4 * 4);
-}
-
-// ---- fragments ----------------------------------------------------------------------------------------
+// ---- numbers ------------------------------------------------------------------------------------------
 
 // Byte i of w, unsigned, as a float: 2^23 + b, minus 2^23.
 DEV float byte_to_float(u32 w, int i) { return __uint_as_float(prmt(w, 0x4B000000, 0x7540 | i)) - 8388608.0f; }
 // Byte i of w, signed.
 DEV float char_to_float(u32 w, int i) { return byte_to_float(w ^ 0x80808080, i) - 128.0f; }
 DEV float half_of(u32 h2, int i) { return half_to_float((u16)(i ? h2 >> 16 : h2)); }
+// Row g or g + 8.
+DEV u32 of_row(uint2 v, int h) { return h ? v.y : v.x; }
+// A small whole number as both halves of a word, counting 2^-24.
+DEV constexpr u32 whole2(u32 v) { return v * 0x00010001; }
+DEV constexpr u32 minus2(u32 v) { return (v | 0x8000) * 0x00010001; }
 
-// Nibbles of block b of a pair, both steps.
+// Byte i of w twice as a half, less `bias`, times 2^-shift.
+template <u32 bias, u32 shift>
+DEV u32 byte_to_half2(u32 w, u32 i) {
+    const u32 v = prmt(w, 0x64646464, 0x4040 | i * 0x0101);     // 1024 + byte
+    return shift ? hfma2(v, (0x3C00 - shift * 0x400) * 0x00010001, (0xE400 + bias - shift * 0x400) * 0x00010001) : hadd2(v, (0xE400 + bias) * 0x00010001);
+}
+
+// ---- fragments ----------------------------------------------------------------------------------------
+
+DEV u32 word_of(uint4 q, u32 i) { return i < 2 ? (i ? q.y : q.x) : i == 2 ? q.z : q.w; }
+
+// Nibbles of block b of a pair, both steps; 16 q for b = 1.
 DEV void nibbles(uint4 q, int b, u32 (&a)[2][4]) {
-    const u32 w[4] = {q.x, q.y, q.z, q.w}, mask = b ? 0x00f000f0 : 0x000f000f;
+    const u32 mask = b ? 0x00f000f0 : 0x000f000f;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        a[i / 2][i % 2 * 2] = w[i] & mask;
-        a[i / 2][i % 2 * 2 + 1] = w[i] >> 8 & mask;
+    for (u32 i = 0; i < 4; i++) {
+        a[i / 2][i % 2 * 2] = word_of(q, i) & mask;
+        a[i / 2][i % 2 * 2 + 1] = word_of(q, i) >> 8 & mask;
     }
+}
+
+// The same with a fifth bit.
+DEV void five_bits(uint4 q, u32 fifth, int b, u32 (&a)[2][4]) {
+    nibbles(q, b, a);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        a[i / 4][i % 4] = lop3<0xf8>(a[i / 4][i % 4], i < 4 ? fifth << (4 - i) : fifth >> i, b ? 0x01000100 : 0x00100010);
 }
 
 DEV void halves(const uint4 *q, int b, u32 (&a)[2][4]) {
@@ -161,79 +94,113 @@ DEV void halves(const uint4 *q, int b, u32 (&a)[2][4]) {
     }
 }
 
-// q + 128
-DEV void bytes(uint4 q, u32 (&a)[2][4]) {
-    const u32 w[4] = {q.x, q.y, q.z, q.w};
+// The bytes of word i (of a step and c) as halves.
+DEV void bytes(u32 w, int i, u32 (&a)[2][4]) {
+    a[i / 2][i % 2 * 2] = w & 0x00ff00ff;
+    a[i / 2][i % 2 * 2 + 1] = prmt(w, 0, 0x4341);
+}
+
+// A constant in a register: less 0 it is none to ptxas, which otherwise copies it there before each prmt.
+DEV u32 kept(u32 v) { return hadd2(v, 0x80008000); }
+
+// 128 + the entries of IQ4's table for the nibbles of block b of a pair: four at a time from each half of the table, then
+// of the two the one that bit 3 says.
+DEV void iq4_entries(uint4 q, int b, u32 (&a)[2][4]) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        a[i / 2][i % 2 * 2] = w[i] & 0x00ff00ff;
-        a[i / 2][i % 2 * 2 + 1] = prmt(w[i], 0, 0x4341);
+    for (u32 i = 0; i < 4; i++) {
+        const u32 w = word_of(q, i), all = w & 0x77777777, pick = lop3<0xea>(w >> 1, 0x44444444, 0x32103210), at = b ? upper_half2(all) : all;
+        const u32 low = prmt(kept(0x3F2D1801), 0x766A5D4F, at), high = prmt(kept(0xA6998D81), 0xF1D9C5B5, at);
+        bytes(prmt(low, high, b ? upper_half2(pick) : pick), i, a);
     }
 }
 
-// q - 32, times 16 in block 1.
-DEV void six_bits(const q6_k::pair &p, int b, u32 (&a)[2][4]) {
-    nibbles(p.q, b, a);
+// Numbers of MXFP4, sign, two bits of exponent, one of fraction, in the upper byte of halves: times 2^-14.
+DEV void e2m1(uint4 q, int b, u32 (&a)[2][4]) {
 #pragma unroll
-    for (int s = 0; s < 2; s++) {
-        const u32 h = s ? p.high.y : p.high.x, mask = b ? 0x03000300 : 0x00300030;
-        const u32 high[4] = {h, h >> 2, b ? h >> 4 : h << 4, b ? h >> 6 : h << 2};
-#pragma unroll
-        for (int r = 0; r < 4; r++) a[s][r] = hadd2(lop3<0xf8>(a[s][r], high[r], mask), b ? 0x82008200 : 0x80208020);
+    for (u32 i = 0; i < 4; i++) {
+        const u32 w = word_of(q, i), upper = b ? lop3<0xf8>(w >> 3 & 0x0E0E0E0E, w << 7, 0x80808080) : w;
+        a[i / 2][i % 2 * 2] = upper << 8 & 0x8E008E00;
+        a[i / 2][i % 2 * 2 + 1] = upper & 0x8E008E00;
     }
 }
 
-DEV void weights_codes(const f16::pair &p, int b, u32 (&a)[2][4]) { halves(p.a, b, a); }
-DEV void weights_codes(const q4_1::pair &p, int b, u32 (&a)[2][4]) { nibbles(p.q, b, a); }
-DEV void weights_codes(const q8_0::pair &p, int b, u32 (&a)[2][4]) { bytes(p.q[b], a); }
-DEV void weights_codes(const q4_k::pair &p, int b, u32 (&a)[2][4]) { nibbles(p.q, b, a); }
-DEV void weights_codes(const q6_k::pair &p, int b, u32 (&a)[2][4]) { six_bits(p, b, a); }
+// ---- arithmetic ---------------------------------------------------------------------------------------
+
+// Activations of a block: B fragments of its two steps.
+struct half_operand { u32 v[4]; };
+DEV void operand_of(half_operand &to, uint4 x) { to = {{x.x, x.y, x.z, x.w}}; }
+DEV void product(float (&c)[4], const u32 (&a)[4], const half_operand &x, int step) { mma_m16n8k16(c, a, x.v[2 * step], x.v[2 * step + 1]); }
+DEV void product_zero(float (&c)[4], const u32 (&a)[4], const half_operand &x, int step) { mma_m16n8k16_zero(c, a, x.v[2 * step], x.v[2 * step + 1]); }
+
+// The same for weights in bf16: a half is exactly the sum of two bf16, its upper eight bits and the rest.
+struct bf16_operand { u32 v[8]; };
+DEV void operand_of(bf16_operand &to, uint4 x) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        const float2 f = half2_to_float2(word_of(x, i));
+        const u32 lo = __float_as_uint(f.x), hi = __float_as_uint(f.y);
+        to.v[i] = prmt(lo, hi, 0x7632);
+        to.v[4 + i] = prmt(__float_as_uint(f.x - __uint_as_float(lo & 0xffff0000)), __float_as_uint(f.y - __uint_as_float(hi & 0xffff0000)), 0x7632);
+    }
+}
+DEV void product(float (&c)[4], const u32 (&a)[4], const bf16_operand &x, int step) {
+    mma_m16n8k16_bf16(c, a, x.v[2 * step], x.v[2 * step + 1]);
+    mma_m16n8k16_bf16(c, a, x.v[4 + 2 * step], x.v[5 + 2 * step]);
+}
+DEV void product_zero(float (&c)[4], const u32 (&a)[4], const bf16_operand &x, int step) {
+    c[0] = c[1] = c[2] = c[3] = 0;
+    product(c, a, x, step);
+}
+
+// What the tensor core makes of a pair of blocks for one row and token, in one sum of a block or (PARTS) two: of its steps,
+// or of high and low halves (F32).
+struct pair_sums { float even[2], odd[2]; };
+// Sums of the activations of its blocks, and of the first step of each where the type asks for them (FIRST_SUMS).
+struct column_sums { float all[2], first[2]; };
+
+// How often sums are scaled in buckets.
+enum { PER_STEP, PER_BLOCK, PER_HALF };
+// Scales of a pair of blocks for rows g, g + 8.
+struct pair_scales { u32 s[2]; };
+
+// What most types have in common; each says otherwise what else it is.
+struct type_defaults {
+    enum { PARTS = 1, FIRST_SUMS = 0, WHOLE_SLICE = 0, STEP_PAIRS = 4 };
+    enum { SCALED = PER_BLOCK, UNIT = 1 << 24 };    // 1 over what sums of buckets count
+    enum { MINS = 0 };      // 1: of blocks, 2: of half blocks
+    typedef half_operand operand;
+    template <class Meta> DEV float step_scale(const Meta &, int) { return 1; }
+    template <class Meta> DEV float scale(const Meta &, const pair_scales &, int, int, int) { return 1; }
+    template <class Meta> DEV void mins(const Meta &, u32 (&)[4], float (&)[2]) {}
+    template <class Meta> DEV pair_scales scales(const Meta &) { return {}; }
+};
 
 // ---- one element ----------------------------------------------------------------------------------------
-// of row r < 16, column k of a row tile; for the look-up of embeddings, where speed is no matter
+// of row r < 16, column k of a row tile
 
 DEV u32 at_lane(u32 r, u32 k) { return r % 8 * 4 + k % 8 / 2; }
-DEV u32 at_byte(u32 r, u32 k) { return at_lane(r, k) * 16 + k % 32 / 16 * 8 + k % 16 / 8 * 4 + k % 2 * 2 + r / 8; }
+DEV u32 at_word(u32 k) { return k % 32 / 16 * 2 + k % 16 / 8; }
+DEV u32 at_block(u32 k) { return k % 64 / 32; }
+DEV u32 at_byte(u32 r, u32 k) { return at_lane(r, k) * 16 + at_word(k) * 4 + k % 2 * 2 + r / 8; }
 DEV float at_half(const u8 *p) { return half_to_float(*(const u16 *)p); }
-
-DEV float at_f16(const u8 *plane, u32 r, u32 k) {
-    return at_half(plane + k % 64 / 16 * 512 + at_lane(r, k) * 16 + (k % 16 / 8 * 2 + r / 8) * 4 + k % 2 * 2);
+DEV u32 at_nibble(const u8 *plane, u32 r, u32 k) { return plane[at_byte(r, k)] >> at_block(k) * 4 & 15; }
+DEV u32 at_fifth(const u8 *plane, u32 r, u32 k) {
+    const u32 i = at_word(k) * 2 + r / 8;
+    return *(const u16 *)(plane + at_lane(r, k) * 4 + k % 2 * 2) >> (i + i / 4 * 4 + at_block(k) * 4) & 1;
+}
+DEV float at_iq4(const u8 *plane, u32 r, u32 k) {
+    const u32 at = plane[at_lane(r, k) * 16 + at_word(k) * 4 + at_block(k) * 2 + k % 2] >> r / 8 * 4 & 15;
+    const u32 four = at < 8 ? (at < 4 ? 0x3F2D1801 : 0x766A5D4F) : at < 12 ? 0xA6998D81 : 0xF1D9C5B5;
+    return (float)(four >> at % 4 * 8 & 255) - 128.0f;
 }
 
-DEV float weights_at(f16, const u8 *tile, u32 r, u32 k) { return at_f16(tile + k / 64 * f16::UNIT_BYTES, r, k); }
+#include "frag16_wide.cuh"
+#include "frag16_32.cuh"
+#include "frag16_256.cuh"
 
-DEV float weights_at(f32, const u8 *tile, u32 r, u32 k) {
-    const u8 *unit = tile + k / 64 * f32::UNIT_BYTES;
-    return fmaf(at_f16(unit + 2048, r, k), 1.0f / 2048, at_f16(unit, r, k));
-}
-
-DEV float weights_at(q4_1, const u8 *tile, u32 r, u32 k) {
-    const u8 *unit = tile + k / 64 * q4_1::UNIT_BYTES, *s = unit + 512 + r % 8 * 16 + r / 8 * 4 + k % 64 / 32 * 2;
-    return fmaf(at_half(s), (float)(unit[at_byte(r, k)] >> k % 64 / 32 * 4 & 15), at_half(s + 8));
-}
-
-DEV float weights_at(q8_0, const u8 *tile, u32 r, u32 k) {
-    const u8 *unit = tile + k / 64 * q8_0::UNIT_BYTES;
-    u32 b = k % 64 / 32;
-    return at_half(unit + 1024 + r % 8 * 8 + r / 8 * 4 + b * 2) * (float)(unit[b * 512 + at_byte(r, k)] - 128);
-}
-
-DEV float weights_at(q4_k, const u8 *tile, u32 r, u32 k) {
-    const u8 *unit = tile + k / 256 * q4_k::UNIT_BYTES, *d = unit + 2304 + r % 8 * 8 + r / 8 * 4;
-    u32 p = k % 256 / 64, b = k % 64 / 32;
-    const u8 *s = unit + 2048 + (r % 8 * 4 + p) * 8 + r / 8 * 4 + b;
-    u32 q = unit[p * 512 + at_byte(r, k)] >> b * 4 & 15;
-    return fmaf(at_half(d), (float)(s[0] * q), -at_half(d + 2) * (float)s[2]);
-}
-
-DEV float weights_at(q6_k, const u8 *tile, u32 r, u32 k) {
-    const u8 *unit = tile + k / 256 * q6_k::UNIT_BYTES;
-    u32 p = k % 256 / 64, b = k % 64 / 32, reg = k % 16 / 8 * 2 + r / 8;
-    const u8 *h = unit + 2048 + p * 256 + at_lane(r, k) * 8 + k % 32 / 16 * 4 + k % 2 * 2;
-    u32 bit = b ? 8 + 2 * reg : (4 + 2 * reg) % 8;
-    int q = (int)((unit[p * 512 + at_byte(r, k)] >> b * 4 & 15) | ((h[0] | h[1] << 8) >> bit & 3) << 4) - 32;
-    int sc = (signed char)unit[3072 + (r % 8 * 4 + p) * 8 + r / 8 * 4 + k % 64 / 16];
-    return at_half(unit + 3328 + r % 8 * 4 + r / 8 * 2) * (float)(sc * q);
-}
+// The type of the kernel's matrix.
+#ifdef JT_QUANT
+typedef JT_QUANT weight_type;
+#endif
 
 #endif

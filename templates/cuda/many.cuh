@@ -3,10 +3,9 @@
 // (cp.async) JT_STAGES - 1 steps ahead of what they multiply. Weights need no earlier kernel, so the first of them are
 // asked for before grid_dependency_wait.
 //
-// Columns of the mma tile are tokens. Q4_K: weights are sc q, exact in a half, d is applied once a slice. Q4_1 and
-// Q8_0: exact q, d applied once a block; Q6_K: exact q - 32, d sc applied every 16 columns. Mins meet the sums of
-// the activations in an mma of their own, the sums as two halves (22 bits). |x| up to 2,047, or a sum of 32 may
-// overflow a half. F16 and F32: fp32 sums of a step, then added.
+// Columns of the mma tile are tokens. What of a weight is exact in a half is multiplied; the rest of its scale is applied to
+// fp32 sums of 16 columns, a block or a step, as the type says. Mins meet the sums of the activations in an mma of
+// their own, the sums as two halves (22 bits). |x| up to 2,047, or a sum of 32 may overflow a half.
 #ifndef JT_STAGES
 #define JT_STAGES 2
 #endif
@@ -16,27 +15,16 @@
 
 constexpr u32 GROUPS = (N8 + 4) / 5, G = (N8 + GROUPS - 1) / GROUPS;    // of token tiles whose B is in registers
 
-// How often sums are scaled (every step of K, block or 16 columns), 1 over what they count, and whether there are mins.
-enum { PER_STEP, PER_BLOCK, PER_HALF };
-template <class Q> struct scaling { static constexpr int kind = PER_STEP, unit = 1, mins = 0; };
-template <> struct scaling<q4_k> { static constexpr int kind = PER_STEP, unit = 1 << 24, mins = 1; };
-template <> struct scaling<q4_1> { static constexpr int kind = PER_BLOCK, unit = 1 << 24, mins = 1; };
-template <> struct scaling<q8_0> { static constexpr int kind = PER_BLOCK, unit = 1 << 24, mins = 0; };
-template <> struct scaling<q6_k> { static constexpr int kind = PER_HALF, unit = 1 << 24, mins = 0; };
-
-// Pairs of blocks in a step.
-template <class Q> struct step_pairs { static constexpr u32 n = 4; };
-template <> struct step_pairs<f16> { static constexpr u32 n = 2; };
-template <> struct step_pairs<f32> { static constexpr u32 n = 1; };
-
-// A place for a step of one warp along K: weights of the block's row tiles, activations, their sums.
+// A place for a step of one warp along K: weights of the block's row tiles, activations, their sums, and those of the first
+// 16 columns of each block, which the warps that share the place make.
 template <class Q>
 struct stage {
-    static constexpr u32 PAIRS = step_pairs<Q>::n, BLOCKS = 2 * PAIRS, STEPS = (N_PAIRS + PAIRS - 1) / PAIRS;
+    static constexpr u32 PAIRS = Q::STEP_PAIRS, BLOCKS = 2 * PAIRS, STEPS = (N_PAIRS + PAIRS - 1) / PAIRS;
     static constexpr u32 TILE = PAIRS * 64 / Q::UNIT_COLS * Q::UNIT_BYTES, X_BLOCK = N8 * 512;
     static constexpr u32 SUM_PITCH = JT_N + 4;      // floats of a block: no bank conflicts
     static constexpr u32 X = BLOCK_TILES * TILE, SUMS = X + BLOCKS * X_BLOCK;
-    static constexpr u32 BYTES = SUMS + (scaling<Q>::mins ? BLOCKS * SUM_PITCH * 4 : 0);
+    static constexpr u32 FIRST = SUMS + BLOCKS * SUM_PITCH * 4;
+    static constexpr u32 BYTES = SUMS + Q::MINS * BLOCKS * SUM_PITCH * 4;
 };
 
 // ---- copies ---------------------------------------------------------------------------------------------
@@ -69,7 +57,7 @@ DEV void copy_x(u8 *to, const void *x16, u32 s, u32 thread, u32 n_threads) {
 #pragma unroll
     for (u32 at = 0; at < S::BLOCKS * S::X_BLOCK / 16; at += n_threads)
         if (at + thread < blocks * (S::X_BLOCK / 16)) cp_async_16(to + S::X + (at + thread) * 16, x + (at + thread) * 16);
-    if (!scaling<Q>::mins) return;
+    if (Q::MINS == 0) return;
     const float *sums = static_cast<const float *>(x16) + x16_sum<JT_N, JT_K>(0, s * S::BLOCKS);
 #pragma unroll
     for (u32 at = 0; at < S::BLOCKS * JT_N / 4; at += n_threads) {
@@ -80,64 +68,31 @@ DEV void copy_x(u8 *to, const void *x16, u32 s, u32 thread, u32 n_threads) {
 
 // ---- products -------------------------------------------------------------------------------------------
 
-// Scales of a pair of blocks for rows g, g + 8; Q4_K: as halves, of each block twice.
-struct pair_scales { u32 s[2]; };
-DEV pair_scales scales_of(const f16::meta &) { return {}; }
-DEV pair_scales scales_of(const f32::meta &) { return {}; }
-DEV pair_scales scales_of(const q4_1::meta &m) { return {{m.s.x, m.s.y}}; }
-DEV pair_scales scales_of(const q8_0::meta &m) { return {{m.s.x, m.s.y}}; }
-DEV pair_scales scales_of(const q4_k::meta &m) { return {{m.six.x, m.six.y}}; }
-DEV pair_scales scales_of(const q6_k::meta &m) { return {{m.scale.x, m.scale.y}}; }
-
-// fp32 scale of block b of the pair (and of half `part` of it) for row g + 8h.
-template <class Meta> DEV float scale_of(const Meta &, const pair_scales &s, int h, int b, int) {
-    return half_of(s.s[h], b);
-}
-DEV float scale_of(const q4_1::meta &, const pair_scales &s, int h, int b, int) {
-    return half_of(s.s[h], b) * (b ? 1.0f / 16 : 1.0f);
-}
-DEV float scale_of(const q6_k::meta &m, const pair_scales &s, int h, int b, int part) {
-    return half_of(m.d, h) * char_to_float(s.s[h], 2 * b + part) * (b ? 1.0f / 16 : 1.0f);
-}
-
-// fp32 scale of a step.
-template <class Meta> DEV float step_scale(const Meta &, int) { return 1; }
-DEV float step_scale(const q4_k::meta &m, int h) { return half_of(h ? m.d.y : m.d.x, 0); }
-
-DEV void weights_decode(const f16::pair &p, const pair_scales &, int b, u32 (&a)[2][4]) { halves(p.a, b, a); }
-DEV void weights_decode(const f32::pair &p, const pair_scales &, int b, u32 (&a)[2][4]) { halves(p.a, b, a); }
-DEV void weights_decode(const q4_1::pair &p, const pair_scales &, int b, u32 (&a)[2][4]) { nibbles(p.q, b, a); }
-DEV void weights_decode(const q6_k::pair &p, const pair_scales &, int b, u32 (&a)[2][4]) { six_bits(p, b, a); }
-DEV void weights_decode(const q8_0::pair &p, const pair_scales &, int b, u32 (&a)[2][4]) {
-    bytes(p.q[b], a);
-#pragma unroll
-    for (int i = 0; i < 8; i++) a[i / 4][i % 4] = hadd2(a[i / 4][i % 4], 0x80808080);   // - 128
-}
-DEV void weights_decode(const q4_k::pair &p, const pair_scales &s, int b, u32 (&a)[2][4]) {
-    nibbles(p.q, b, a);
-    u32 sc[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {   // 1024 + sc, to sc, or to sc / 16 for block 1
-        u32 v = prmt(s.s[h], 0x64646464, b ? 0x4141 : 0x4040);
-        sc[h] = b ? hfma2(v, 0x2C002C00, 0xD400D400) : hadd2(v, 0xE400E400);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) a[i / 4][i % 4] = hmul2(a[i / 4][i % 4], sc[i % 2]);
-}
-
-// The mins of a step (eight blocks: columns 2t, 2t + 1 of A, twice) and their factor.
-template <class Meta> DEV void mins_of(const Meta &, u32 (&)[4], float (&)[2]) {}
-DEV void mins_of(const q4_1::meta &m, u32 (&a)[4], float (&f)[2]) {
-    a[0] = a[2] = m.s.z, a[1] = a[3] = m.s.w;
-    f[0] = f[1] = 1 / TWO24;
-}
-DEV void mins_of(const q4_k::meta &m, u32 (&a)[4], float (&f)[2]) {
-    a[0] = a[2] = prmt(m.six.x, 0, 0x4342), a[1] = a[3] = prmt(m.six.y, 0, 0x4342);
-    f[0] = -half_of(m.d.x, 1), f[1] = -half_of(m.d.y, 1);
-}
-
 struct tile_sums { float c[JT_RT][N8][4]; };
 
+// Warp m of JT_WM makes its share of the sums of first steps.
+template <class Q>
+DEV void first_sums(u8 *place, u32 m, u32 lane) {
+    typedef stage<Q> S;
+    const u32 ones[4] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
+#pragma unroll 1
+    for (u32 i = m; i < S::BLOCKS * N8; i += JT_WM) {
+        const uint2 x = *reinterpret_cast<const uint2 *>(place + S::X + i * 512 + lane * 16);
+        float c[4];
+        mma_m16n8k16_zero(c, ones, x.x, x.y);
+        if (lane < 4)
+            *reinterpret_cast<float2 *>(place + S::FIRST + (i / N8 * S::SUM_PITCH + i % N8 * 8 + lane * 2) * 4) = make_float2(c[0], c[1]);
+    }
+}
+
+// Two numbers as a half of each, and what is left of them.
+DEV void split(float x0, float x1, u32 &high, u32 &low) {
+    high = float2_to_half2(x0, x1);
+    const float2 h = half2_to_float2(high);
+    low = float2_to_half2(x0 - h.x, x1 - h.y);
+}
+
+// The mins of a step (eight blocks: columns 2t, 2t + 1 of A, twice, or of their first and second halves) times the sums.
 // n_blocks: how many of the step exist.
 template <class Q>
 DEV void add_mins(const typename Q::meta (&meta)[JT_RT], const u8 *place, u32 n_blocks, u32 lane, tile_sums &acc) {
@@ -145,19 +100,24 @@ DEV void add_mins(const typename Q::meta (&meta)[JT_RT], const u8 *place, u32 n_
     u32 a[JT_RT][4];
     float f[JT_RT][2];
 #pragma unroll
-    for (int i = 0; i < JT_RT; i++) mins_of(meta[i], a[i], f[i]);
+    for (int i = 0; i < JT_RT; i++) Q::mins(meta[i], a[i], f[i]);
     const u32 block = lane % 4 * 2;
     const float *from = reinterpret_cast<const float *>(place + stage<Q>::SUMS) + block * PITCH4 + lane / 4;
+    const float *first = reinterpret_cast<const float *>(place + stage<Q>::FIRST) + block * PITCH4 + lane / 4;
 #pragma unroll
     for (u32 n = 0; n < N8; n++) {
         float x0 = WHOLE || block < n_blocks ? from[n * 8] : 0, x1 = WHOLE || block + 1 < n_blocks ? from[PITCH4 + n * 8] : 0;
-        u32 high = float2_to_half2(x0, x1);
-        float2 h = half2_to_float2(high);
-        u32 low = float2_to_half2(x0 - h.x, x1 - h.y);
+        u32 high[2], low[2];
+        if (Q::MINS == 2) {
+            const float f0 = first[n * 8], f1 = first[PITCH4 + n * 8];
+            split(f0, f1, high[0], low[0]);
+            split(x0 - f0, x1 - f1, high[1], low[1]);
+        } else split(x0, x1, high[0], low[0]);
 #pragma unroll
         for (int i = 0; i < JT_RT; i++) {
             float m[4];
-            mma_m16n8k16_zero(m, a[i], high, low);
+            mma_m16n8k16_zero(m, a[i], high[0], Q::MINS == 2 ? high[1] : low[0]);
+            if (Q::MINS == 2) mma_m16n8k16(m, a[i], low[0], low[1]);
 #pragma unroll
             for (int e = 0; e < 4; e++) acc.c[i][n][e] = fmaf(f[i][e / 2], m[e], acc.c[i][n][e]);
         }
@@ -167,8 +127,8 @@ DEV void add_mins(const typename Q::meta (&meta)[JT_RT], const u8 *place, u32 n_
 // Products of block b of a pair with G token tiles from gr * G on. c: sums of the step so far, of types that scale per step.
 template <class Q>
 DEV void block_mma(const typename Q::meta (&meta)[JT_RT], const pair_scales (&s)[JT_RT], const u32 (&a)[JT_RT][2][4],
-                   const uint4 (&x)[G], u32 gr, int b, bool fresh, tile_sums &c, tile_sums &acc) {
-    constexpr int kind = scaling<Q>::kind;
+                   const typename Q::operand (&x)[G], u32 gr, int b, bool fresh, tile_sums &c, tile_sums &acc) {
+    constexpr int kind = Q::SCALED;
     float part[JT_RT][G][4];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -178,14 +138,13 @@ DEV void block_mma(const typename Q::meta (&meta)[JT_RT], const pair_scales (&s)
             for (int i = 0; i < JT_RT; i++) {
                 if (gr * G + n >= N8) continue;
                 float(&to)[4] = kind == PER_STEP ? c.c[i][gr * G + n] : part[i][n];
-                const u32 b0 = half ? x[n].z : x[n].x, b1 = half ? x[n].w : x[n].y;
-                if (kind == PER_HALF || (half == 0 && (kind == PER_BLOCK || fresh))) mma_m16n8k16_zero(to, a[i][half], b0, b1);
-                else mma_m16n8k16(to, a[i][half], b0, b1);
+                if (kind == PER_HALF || (half == 0 && (kind == PER_BLOCK || fresh))) product_zero(to, a[i][half], x[n], half);
+                else product(to, a[i][half], x[n], half);
             }
         if (kind == PER_HALF || (kind == PER_BLOCK && half)) {
 #pragma unroll
             for (int i = 0; i < JT_RT; i++) {
-                const float d0 = scale_of(meta[i], s[i], 0, b, half), d1 = scale_of(meta[i], s[i], 1, b, half);
+                const float d0 = Q::scale(meta[i], s[i], 0, b, half), d1 = Q::scale(meta[i], s[i], 1, b, half);
 #pragma unroll
                 for (u32 n = 0; n < G; n++)
 #pragma unroll
@@ -199,8 +158,8 @@ DEV void block_mma(const typename Q::meta (&meta)[JT_RT], const pair_scales (&s)
 }
 
 // F32 besides: the low halves.
-template <class Pair> DEV void low_mma(const Pair (&)[JT_RT], const uint4 (&)[G], u32, int, tile_sums &) {}
-DEV void low_mma(const f32::pair (&raw)[JT_RT], const uint4 (&x)[G], u32 gr, int b, tile_sums &acc) {
+template <class Pair, class Operand> DEV void low_mma(const Pair (&)[JT_RT], const Operand (&)[G], u32, int, tile_sums &) {}
+DEV void low_mma(const f32::pair (&raw)[JT_RT], const half_operand (&x)[G], u32 gr, int b, tile_sums &acc) {
 #pragma unroll
     for (int i = 0; i < JT_RT; i++) {
         u32 a[2][4];
@@ -208,8 +167,8 @@ DEV void low_mma(const f32::pair (&raw)[JT_RT], const uint4 (&x)[G], u32 gr, int
 #pragma unroll
         for (u32 n = 0; n < G && gr * G + n < N8; n++) {
             float part[4];
-            mma_m16n8k16_zero(part, a[0], x[n].x, x[n].y);
-            mma_m16n8k16(part, a[1], x[n].z, x[n].w);
+            product_zero(part, a[0], x[n], 0);
+            product(part, a[1], x[n], 1);
 #pragma unroll
             for (int e = 0; e < 4; e++) acc.c[i][gr * G + n][e] = fmaf(1.0f / 2048, part[e], acc.c[i][gr * G + n][e]);
         }
@@ -222,36 +181,36 @@ DEV void step_run(const u8 *place, const u32 (&tile)[JT_RT], u32 n_blocks, u32 l
     typedef stage<Q> S;
     const u8 *w = place, *x = place + S::X + lane * 16;
     // Products that start from zero have no order: many of them without a jump, and ptxas spills.
-    constexpr u32 STRIP = scaling<Q>::kind == PER_STEP ? S::PAIRS : 1;
+    constexpr u32 STRIP = Q::SCALED == PER_STEP ? S::PAIRS : 1;
     typename Q::pair raw[JT_RT];
     typename Q::meta meta[JT_RT];                   // of the step
     pair_scales s[JT_RT], next_s[JT_RT];            // of a pair
     u32 a[2][JT_RT][2][4];
-    uint4 xb[2][G];
+    typename Q::operand xb[2][G];
     tile_sums c = {};
     auto load_pair = [&](u32 p, pair_scales (&to)[JT_RT]) {
 #pragma unroll
         for (int i = 0; i < JT_RT; i++) {
             typename Q::meta of_pair;
-            weights_load(raw[i], shared_bytes{w + tile[i] * S::TILE}, p, lane);
-            weights_load(of_pair, shared_bytes{w + tile[i] * S::TILE}, 0u, S::PAIRS, (lane & 28) + p);
-            to[i] = scales_of(of_pair);
+            Q::load(raw[i], shared_bytes{w + tile[i] * S::TILE}, p, lane);
+            Q::load(of_pair, shared_bytes{w + tile[i] * S::TILE}, 0u, S::PAIRS, (lane & 28) + p);
+            to[i] = Q::scales(of_pair);
         }
     };
-    auto decode = [&](int b, const pair_scales (&scales)[JT_RT]) {
+    auto decode = [&](u32 p, int b, const pair_scales (&scales)[JT_RT]) {
 #pragma unroll
-        for (int i = 0; i < JT_RT; i++) weights_decode(raw[i], scales[i], b, a[b][i]);
+        for (int i = 0; i < JT_RT; i++) Q::decode(raw[i], scales[i], p, b, a[b][i]);
     };
-    auto load_x = [&](u32 block, u32 gr, uint4 (&to)[G]) {
+    auto load_x = [&](u32 block, u32 gr, typename Q::operand (&to)[G]) {
 #pragma unroll
         for (u32 n = 0; n < G; n++)
-            if (gr * G + n < N8) to[n] = *reinterpret_cast<const uint4 *>(x + (block * N8 + gr * G + n) * 512);
+            if (gr * G + n < N8) operand_of(to[n], *reinterpret_cast<const uint4 *>(x + (block * N8 + gr * G + n) * 512));
     };
 #pragma unroll
-    for (int i = 0; i < JT_RT; i++) weights_load(meta[i], shared_bytes{w + tile[i] * S::TILE}, 0u, (n_blocks + 1) / 2, lane);
+    for (int i = 0; i < JT_RT; i++) Q::load(meta[i], shared_bytes{w + tile[i] * S::TILE}, 0u, (n_blocks + 1) / 2, lane);
     load_pair(0, s);
     load_x(0, 0, xb[0]);
-    decode(0, s);
+    decode(0, 0, s);
 #pragma unroll(STRIP)
     for (u32 p = 0; p < S::PAIRS; p++) {
 #pragma unroll
@@ -268,17 +227,17 @@ DEV void step_run(const u8 *place, const u32 (&tile)[JT_RT], u32 n_blocks, u32 l
                 low_mma(raw, xb[turn], gr, b, acc);
                 if (gr > 0 || !more) continue;
                 if (b) load_pair(p + 1, next_s);
-                decode(1 - b, b ? next_s : s);
+                decode(p + b, 1 - b, b ? next_s : s);
             }
         }
 #pragma unroll
         for (int i = 0; i < JT_RT; i++) s[i] = next_s[i];
     }
-    if (scaling<Q>::mins) add_mins<Q>(meta, place, n_blocks, lane, acc);
-    if (scaling<Q>::kind == PER_STEP) {
+    if (Q::MINS > 0) add_mins<Q>(meta, place, n_blocks, lane, acc);
+    if (Q::SCALED == PER_STEP) {
 #pragma unroll
         for (int i = 0; i < JT_RT; i++) {
-            const float d0 = step_scale(meta[i], 0), d1 = step_scale(meta[i], 1);
+            const float d0 = Q::step_scale(meta[i], 0), d1 = Q::step_scale(meta[i], 1);
 #pragma unroll
             for (u32 n = 0; n < N8; n++)
 #pragma unroll
@@ -327,6 +286,10 @@ DEV void steps_run(const block_tiles &tiles, const void *x16, u8 *shared, u32 fi
         copy_a(r + JT_STAGES - 1);
         cp_async_commit();
         const u32 s = first + r * JT_WK + k;
+        if (Q::MINS == 2 && s < end) {
+            first_sums<Q>(place(s), m, lane);
+            block_sync_named(1 + k, JT_WM * 32);
+        }
         if (s < end && has_tiles) step_run<Q>(place(s), tile, WHOLE || (s + 1) * S::BLOCKS <= N_BLOCKS ? S::BLOCKS : N_BLOCKS - s * S::BLOCKS, lane, acc);
     }
     cp_async_wait<0>();
@@ -398,7 +361,7 @@ DEV bool block_run(const block_tiles &tiles, const void *x16, float *shared, flo
         for (u32 n = 0; n < N8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                part[(n * 8 + lane % 4 * 2 + e % 2) * PITCH + (m * JT_RT + i) * 16 + e / 2 * 8 + lane / 4] = acc.c[i][n][e] * scaling<Q>::unit;
+                part[(n * 8 + lane % 4 * 2 + e % 2) * PITCH + (m * JT_RT + i) * 16 + e / 2 * 8 + lane / 4] = acc.c[i][n][e] * Q::UNIT;
     block_sync();
     if (JT_SPLITS == 1) return true;
     const u32 n = step->n_tokens < JT_N ? step->n_tokens : JT_N;

@@ -33,4 +33,10 @@ extern "C" __global__ void __launch_bounds__(32) JT_NAME(const u32 *in, u32 *out
     u32 b = lane % 4 == 0 ? float_to_half(static_cast<float>(lane / 4)) : 0;
     mma_m16n8k16(c, a, b, 0);
     for (u32 i = 0; i < 4; i++) put(__float_as_uint(c[i]));
+    // The same in bf16, times 2^96.
+    const u32 a_bf16[4] = {lane % 4 == 0 ? 0x6f80u : 0, lane % 4 == 0 ? 0x7000u : 0, 0, 0};
+    mma_m16n8k16_bf16(c, a_bf16, __float_as_uint(static_cast<float>(lane % 4 == 0 ? lane / 4 : 0)) >> 16, 0);
+    for (u32 i = 0; i < 4; i++) put(__float_as_uint(c[i]));
+    put(upper_half2(0x77760000 | v));
+    put(ld_stream_2(in + lane));
 }

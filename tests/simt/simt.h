@@ -32,7 +32,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
-#define DEV inline __attribute__((always_inline))
+#define DEV static inline __attribute__((always_inline))
 
 typedef uint8_t u8;
 typedef uint16_t u16;
@@ -117,12 +117,12 @@ DEV u32 hmul2(u32 a, u32 b) {
     return float2_to_half2(x.x * y.x, x.y * y.y);
 }
 u32 hfma2(u32 a, u32 b, u32 c);
+DEV u32 upper_half2(u32 a) { return hadd2((a >> 16) * 0x10001, 0x80008000); }
 
 // ---- functions -------------------------------------------------------------------------------
 
 DEV float exp2_approx(float x) { return exp2f(x); }
 DEV float rcp_approx(float x) { return 1.0f / x; }
-DEV float __expf(float x) { return expf(x); }
 
 // ---- the runner ------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ enum class Shuffle { index, exclusive_or, down };
 u32 shuffle(Shuffle, u32 v, int arg, u32 mask, Where);
 u32 ballot(bool, u32 mask, Where);
 void warp_sync(u32 mask, Where);
-void mma(float *c, const u32 *a, u32 b0, u32 b1, Where);
+void mma(float *c, const u32 *a, u32 b0, u32 b1, bool bf16, Where);
 void ldmatrix(u32 *r, int n, bool trans, const void *row, Where);
 void block_sync(int id, u32 n_threads, Where);
 void load(void *to, const void *from, u32 bytes);
@@ -282,12 +282,16 @@ DEV T shfl_down(T v, int lanes, u32 mask = ~0u, SIMT_AT) {
 DEV u32 warp_ballot(bool p, u32 mask = ~0u, SIMT_AT) { return simt::ballot(p, mask, SIMT_WHERE); }
 
 DEV void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, SIMT_AT) {
-    simt::mma(c, a, b0, b1, SIMT_WHERE);
+    simt::mma(c, a, b0, b1, false, SIMT_WHERE);
 }
 
 DEV void mma_m16n8k16_zero(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, SIMT_AT) {
     c[0] = c[1] = c[2] = c[3] = 0;
-    simt::mma(c, a, b0, b1, SIMT_WHERE);
+    simt::mma(c, a, b0, b1, false, SIMT_WHERE);
+}
+
+DEV void mma_m16n8k16_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, SIMT_AT) {
+    simt::mma(c, a, b0, b1, true, SIMT_WHERE);
 }
 
 DEV void ldmatrix_x4(u32 (&r)[4], const void *row, SIMT_AT) {
@@ -321,6 +325,12 @@ DEV uint2 ld_stream_8(const void *p) {
 DEV u32 ld_stream_4(const void *p) {
     u32 r;
     simt::load(&r, p, 4);
+    return r;
+}
+
+DEV u16 ld_stream_2(const void *p) {
+    u16 r;
+    simt::load(&r, p, 2);
     return r;
 }
 

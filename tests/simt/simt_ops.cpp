@@ -112,21 +112,26 @@ void warp_sync(u32 mask, Where at) {
 struct Tile {
     u16 a[16][16], b[16][8];
     alignas(32) float c[16][8];
+    bool bf16;
 };
 
 // Eight columns at a time; the compiler maps these to what the CPU has.
 typedef float Floats __attribute__((vector_size(32)));
 typedef int Ints __attribute__((vector_size(32)));
 
-// From left to right, each sum rounded to fp32. Products of halves are exact in fp32, so a fused
+static float operand(const Tile &t, u16 v) {
+    return t.bf16 ? simt_bits<float>(static_cast<u32>(v) << 16) : half_to_float(v);
+}
+
+// From left to right, each sum rounded to fp32. Products of 16-bit operands are exact in fp32, so a fused
 // multiply-add changes nothing.
 static void add_in_order(Tile &t) {
     float a[16][16];
     Floats b[16];
     for (int i = 0; i < 16; i++)
-        for (int k = 0; k < 16; k++) a[i][k] = half_to_float(t.a[i][k]);
+        for (int k = 0; k < 16; k++) a[i][k] = operand(t, t.a[i][k]);
     for (int k = 0; k < 16; k++)
-        for (int n = 0; n < 8; n++) b[k][n] = half_to_float(t.b[k][n]);
+        for (int n = 0; n < 8; n++) b[k][n] = operand(t, t.b[k][n]);
     for (int i = 0; i < 16; i++) {
         Floats sum;
         memcpy(&sum, t.c[i], 32);
@@ -135,10 +140,16 @@ static void add_in_order(Tile &t) {
     }
 }
 
-// |value| = significand 2^(exponent - 10) of a half; zero lies far below. False: infinity or NaN.
+// |value| = significand 2^(exponent - 10) of a half, or a bf16; zero lies far below. False: infinity or NaN.
 constexpr int far_below = -1000;
 
-static bool split_half(u16 h, int &significand, int &exponent) {
+static bool split(u16 h, bool bf16, int &significand, int &exponent) {
+    if (bf16) {
+        int e = h >> 7 & 255, m = (h & 127) * 8 | (e ? 1024 : 0);
+        significand = h >> 15 ? -m : m;
+        exponent = m ? (e ? e : 1) - 127 : far_below;
+        return e != 255;
+    }
     int e = h >> 10 & 31, m = (h & 1023) | (e ? 1024 : 0);
     significand = h >> 15 ? -m : m;
     exponent = m ? (e ? e : 1) - 15 : far_below;
@@ -160,11 +171,11 @@ static bool add_as_hardware(Tile &t, int width, int bits) {
     Ints b[16], b_exponent[16];
     bool finite = true;
     for (int i = 0; i < 16; i++)
-        for (int k = 0; k < 16; k++) finite &= split_half(t.a[i][k], a[i][k], a_exponent[i][k]);
+        for (int k = 0; k < 16; k++) finite &= split(t.a[i][k], t.bf16, a[i][k], a_exponent[i][k]);
     for (int k = 0; k < 16; k++)
         for (int n = 0; n < 8; n++) {
             int m, e;
-            finite &= split_half(t.b[k][n], m, e);
+            finite &= split(t.b[k][n], t.bf16, m, e);
             b[k][n] = m;
             b_exponent[k][n] = e;
         }
@@ -201,6 +212,7 @@ static bool add_as_hardware(Tile &t, int width, int bits) {
 
 static void mma_warp(Warp *w) {
     Tile t;
+    t.bf16 = w->slot[0].w[6];
     for (u32 lane = 0; lane < 32; lane++) {
         const u32 *s = w->slot[lane].w;
         u32 g = lane / 4, k = lane % 4 * 2;
@@ -219,11 +231,12 @@ static void mma_warp(Warp *w) {
     machine.result.stats.mma++;
 }
 
-void mma(float *c, const u32 *a, u32 b0, u32 b1, Where at) {
+void mma(float *c, const u32 *a, u32 b0, u32 b1, bool bf16, Where at) {
     Slot &s = my_slot();
     memcpy(s.w, a, 16);
     s.w[4] = b0;
     s.w[5] = b1;
+    s.w[6] = bf16;
     memcpy(s.w + 8, c, 16);
     collective(Op::mma, ~0u, at, mma_warp);
     memcpy(c, s.w + 8, 16);
