@@ -185,9 +185,33 @@ static bool take_options(struct tuner *t, const struct tune_options *o) {
     return true;
 }
 
+/* Groups by the bytes that their launches read in a use of the model, most first: what time is short for is worth least. */
+struct ranked { unsigned group; double bytes; };
+
+static int compare_ranked(const void *a, const void *b) {
+    const struct ranked *x = a, *y = b;
+    return x->bytes != y->bytes ? (x->bytes < y->bytes) - (x->bytes > y->bytes) : (x->group > y->group) - (x->group < y->group);
+}
+
+static struct ranked *rank_groups(const struct tuner *t) {
+    const struct program *p = t->all.program;
+    struct ranked *out = arena_array(t->a, t->all.n_groups + 1u, sizeof *out);
+    for (unsigned g = 0; g < t->all.n_groups; g++) out[g].group = g;
+    for (unsigned i = 0; i < p->n_phases; i++)
+        for (uint32_t j = 0; j < p->phases[i].n_launches; j++) {
+            const struct launch *l = &p->launches[p->phases[i].first_launch + j];
+            for (uint32_t k = 0; k < t->all.n_units; k++)
+                if (t->all.units[k].kernel == l->kernel)
+                    out[t->all.units[k].group].bytes += (double)l->bytes * (p->phases[i].kind == PLAN_PHASE_DECODE ? TUNE_ANSWER_TOKENS : 1);
+        }
+    qsort(out, t->all.n_groups, sizeof *out, compare_ranked);
+    return out;
+}
+
 static int search_all(struct tuner *t) {
     bool ok = tuner_begin(t);
-    for (unsigned g = 0; g < t->all.n_groups && ok; g++) ok = tuner_group(t, g, NULL, UINT32_MAX);
+    const struct ranked *order = rank_groups(t);
+    for (unsigned g = 0; g < t->all.n_groups && ok; g++) ok = tuner_group(t, order[g].group, NULL, UINT32_MAX);
     tuner_end(t);
     return ok ? 0 : 3;
 }

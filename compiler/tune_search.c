@@ -14,7 +14,9 @@
 
 const char *const tune_search_names[TUNE_MIXED + 1] = {"fast", "full", "mixed"};
 
-enum { ROUNDS = 7, ROUNDS_CONFIRM = 21, BATCH_MAX = 64, PASSES_MAX = 4, AXES_MAX = 32 };
+enum { ROUNDS = 7, ROUNDS_CONFIRM = 21, BATCH_MAX = 64, PASSES_MAX = 4, AXES_MAX = 32, COMBINED_FAST = 16, COMBINED_MIXED = 64,
+       PROMISES_MAX = 5, AHEAD_A_CORE = 32 };
+#define PROMISING 1.1     /* a value that alone takes more than this times what holds is not combined with others */
 #define HOPELESS 1.15     /* times what the spec chooses, after two runs: not worth more of them */
 
 /* --- sweeps ---------------------------------------------------------------------------------------- */
@@ -177,8 +179,8 @@ static void show(struct tuner *t, const struct tune_unit *u, const int64_t *valu
 struct todo { const int64_t *values; struct hash128 identity; };
 
 static bool is_over(struct tuner *t) {
-    if (t->deadline > 0 && base_seconds() > t->deadline) t->cut = true;
-    return t->cut || base_interrupted;
+    if (t->deadline > 0 && base_seconds() > t->deadline && !t->confirming) t->cut = true;
+    return (t->cut && !t->confirming) || base_interrupted;
 }
 
 static void remember_row(struct tuner *t, const struct tune_unit *u, struct hash128 identity, const struct tuned_row *row) {
@@ -399,6 +401,12 @@ struct stage {
     struct axis axes[AXES_MAX]; unsigned n_axes;
     int64_t *now;                 /* the setting that holds, and its score */
     double score;
+    int64_t *start;               /* what held before the search, and its score */
+    double start_score;
+    bool active;                  /* a further round may find something */
+    struct arena a;               /* of the round: */
+    int64_t **trials; unsigned n_trials;
+    double *scores;               /* [n_trials] */
 };
 
 static bool is_pinned(const struct tuner *t, const struct contract_template *template, const char *param) {
@@ -475,109 +483,241 @@ static int64_t *copy_setting(const struct stage *s, const int64_t *values, struc
     return out;
 }
 
-/* Try settings[n]; the best one holds from now on, if it is better by the margin. */
-static bool improve(struct stage *s, int64_t **settings, unsigned n, struct arena *a) {
-    if (!drop_idle(s, settings, &n, a)) return false;
-    double *scores = arena_array(a, n + 1u, sizeof *scores);
-    if (!score_settings(s, settings, n, ROUNDS, scores, a)) return false;
-    unsigned best = n;
-    for (unsigned i = 0; i < n; i++)
-        if (scores[i] < s->score * (1 - TUNE_MARGIN) && (best == n || scores[i] < scores[best])) best = i;
-    if (best == n) return true;
-    s->now = copy_setting(s, settings[best], s->t->a);
-    s->score = scores[best];
-    return true;
+/* --- rounds ---------------------------------------------------------------------------------------- */
+
+static int64_t *add_trial(struct stage *s) {
+    return s->trials[s->n_trials++] = copy_setting(s, s->now, &s->a);
 }
 
-/* All combinations of these axes, from what holds, behind settings[n]; the new n. */
-static unsigned combine(const struct stage *s, const struct axis *axes, unsigned n_axes, int64_t **settings, unsigned n, struct arena *a) {
-    size_t all = 1;
-    for (unsigned i = 0; i < n_axes; i++) all *= axes[i].n;
+static void room_for_trials(struct stage *s, size_t n) {
+    s->trials = arena_array(&s->a, n + 1, sizeof *s->trials);
+    s->scores = arena_array(&s->a, n + 1, sizeof *s->scores);
+    s->n_trials = 0;
+}
+
+static size_t product(const struct stage *s) {
+    size_t n = 1;
+    for (unsigned i = 0; i < s->n_axes; i++) n *= s->axes[i].n;
+    return n;
+}
+
+/* All combinations of the axes. */
+static void list_product(struct stage *s) {
+    size_t all = product(s);
+    room_for_trials(s, all);
     for (size_t i = 0; i < all; i++) {
         size_t rest = i;
-        settings[n] = copy_setting(s, s->now, a);
-        for (unsigned j = 0; j < n_axes; j++) {
-            settings[n][axes[j].param] = axes[j].values[rest % axes[j].n];
-            rest /= axes[j].n;
+        int64_t *v = add_trial(s);
+        for (unsigned j = 0; j < s->n_axes; rest /= s->axes[j].n, j++) v[s->axes[j].param] = s->axes[j].values[rest % s->axes[j].n];
+    }
+}
+
+/* Every value of every axis alone, from what holds. */
+static void list_singles(struct stage *s) {
+    size_t n = 0;
+    for (unsigned i = 0; i < s->n_axes; i++) n += s->axes[i].n;
+    room_for_trials(s, n);
+    for (unsigned i = 0; i < s->n_axes; i++)
+        for (unsigned j = 0; j < s->axes[i].n; j++) add_trial(s)[s->axes[i].param] = s->axes[i].values[j];
+}
+
+/* What a single value takes by what holds; infinite when it was not tried, or cannot be chosen. */
+static double single_ratio(const struct stage *s, unsigned param, int64_t value) {
+    unsigned n = s->template->n_params;
+    if (s->now[param] == value) return 1;
+    for (unsigned i = 0; i < s->n_trials; i++) {
+        unsigned differ = 0;
+        for (unsigned j = 0; j < n; j++) differ += s->trials[i][j] != s->now[j];
+        if (differ == 1 && s->trials[i][param] == value) return s->scores[i] / s->score;
+    }
+    return INFINITY;
+}
+
+/* The promising values of an axis, best first. */
+struct promise { unsigned param, n; struct { int64_t value; double ratio; } best[PROMISES_MAX]; };
+
+static struct promise list_promises(const struct stage *s, const struct axis *x) {
+    struct promise p = {.param = x->param};
+    for (unsigned i = 0; i < x->n; i++) {
+        double ratio = single_ratio(s, x->param, x->values[i]);
+        if (!(ratio <= PROMISING)) continue;
+        if (p.n == PROMISES_MAX && p.best[p.n - 1].ratio <= ratio) continue;
+        unsigned at = p.n < PROMISES_MAX ? p.n++ : PROMISES_MAX - 1;
+        for (; at && p.best[at - 1].ratio > ratio; at--) p.best[at] = p.best[at - 1];
+        p.best[at].value = x->values[i], p.best[at].ratio = ratio;
+    }
+    return p;
+}
+
+/* Combinations of promising values, those first whose single ratios promise most; at most `most` behind the singles. */
+static void list_combined(struct stage *s, unsigned most) {
+    struct promise p[AXES_MAX];
+    size_t all = 1;
+    for (unsigned i = 0; i < s->n_axes; i++) p[i] = list_promises(s, &s->axes[i]), all *= p[i].n ? p[i].n : 1;
+    size_t *which = arena_array(&s->a, most + 1u, sizeof *which);
+    double *promised = arena_array(&s->a, most + 1u, sizeof *promised);
+    unsigned n = 0;
+    for (size_t i = 0; i < all; i++) {
+        double ratio = 1;
+        unsigned differ = 0;
+        size_t rest = i;
+        for (unsigned j = 0; j < s->n_axes; j++) {
+            if (!p[j].n) continue;
+            unsigned k = (unsigned)(rest % p[j].n);
+            rest /= p[j].n;
+            differ += p[j].best[k].value != s->now[p[j].param];
+            ratio *= p[j].best[k].ratio;
         }
-        n++;
+        if (differ < 2) continue;             /* tried already */
+        unsigned at = n < most ? n++ : most;  /* the last place is for what falls out */
+        for (; at && promised[at - 1] > ratio; at--) promised[at] = promised[at - 1], which[at] = which[at - 1];
+        promised[at] = ratio, which[at] = i;
+    }
+    int64_t **singles = s->trials;
+    unsigned n_singles = s->n_trials;
+    room_for_trials(s, n_singles + n);
+    for (unsigned i = 0; i < n_singles; i++) memcpy(add_trial(s), singles[i], s->template->n_params * sizeof **singles);
+    for (unsigned i = 0; i < n; i++) {
+        int64_t *v = add_trial(s);
+        size_t rest = which[i];
+        for (unsigned j = 0; j < s->n_axes; j++) {
+            if (!p[j].n) continue;
+            v[p[j].param] = p[j].best[rest % p[j].n].value;
+            rest /= p[j].n;
+        }
+    }
+}
+
+/* A candidate whose code is wanted soon. */
+struct ahead { struct tuner *t; const struct tune_unit *u; const int64_t *values; struct hash128 identity; struct tune_candidate c; struct arena a; };
+
+static void ahead_lower(void *user, size_t i) {
+    struct ahead *x = (struct ahead *)user + i;
+    const char *why;
+    bool ok = tune_candidate_lower(&x->c, &x->t->all, x->u, x->values, &why, &x->a);
+    assert(ok);      /* it was asked before */
+    (void)ok;
+}
+
+/* Code of candidates into the cache, all at once: compilers like many cores, and one after another they would take what the slowest
+ * of each few takes. */
+static bool ahead_compile(struct tuner *t, struct ahead *x, unsigned n) {
+    struct arena a = {0};
+    struct program p = {.kernels = arena_array(&a, n + 1u, sizeof *p.kernels), .n_kernels = n};
+    const char **failures = arena_array(&a, n + 1u, sizeof *failures);
+    bool quiet = progress_quiet;
+    base_parallel(n, ahead_lower, x);
+    for (unsigned i = 0; i < n; i++) p.kernels[i] = x[i].c.kernel;
+    progress_quiet = true;
+    bool ok = toolchain_try(&t->toolchain, &p, failures, &a, t->d);
+    progress_quiet = quiet;
+    for (unsigned i = 0; i < n; i++) arena_free(&x[i].a);
+    arena_free(&a);
+    return ok;
+}
+
+/* Trials of a unit that have to run, behind x[n]; the new n. */
+static unsigned ahead_list(struct stage *s, const struct tune_unit *u, struct ahead *x, unsigned n) {
+    int64_t **own = arena_array(&s->a, s->n_trials + 1u, sizeof *own);
+    struct hash128 *identity = arena_array(&s->a, s->n_trials + 1u, sizeof *identity);
+    bool *allowed = arena_array(&s->a, s->n_trials + 1u, sizeof *allowed);
+    unsigned first = n;
+    for (unsigned i = 0; i < s->n_trials; i++) own[i] = setting_for(s, u, s->trials[i], &s->a);
+    identify_settings(s->t, u, own, s->n_trials, identity, allowed);
+    for (unsigned i = 0; i < s->n_trials && !base_interrupted; i++) {
+        bool listed = !allowed[i] || recall(s->t, u, own[i], identity[i], ROUNDS);
+        for (unsigned j = first; j < n && !listed; j++) listed = !memcmp(&x[j].identity, &identity[i], sizeof identity[i]);
+        if (!listed) x[n++] = (struct ahead){.t = s->t, .u = u, .values = own[i], .identity = identity[i]};
     }
     return n;
 }
 
-/* All combinations of the axes given, from what holds. */
-static bool improve_axes(struct stage *s, const struct axis *axes, unsigned n_axes) {
+static bool compile_ahead(struct stage *stages, unsigned n_stages) {
+    struct tuner *t = stages->t;
+    unsigned room = 0, n = 0, most = AHEAD_A_CORE * (unsigned)base_cores();
     struct arena a = {0};
-    size_t n = 1;
-    if (is_over(s->t)) return !base_interrupted;
-    for (unsigned i = 0; i < n_axes; i++) n *= axes[i].n;
-    int64_t **settings = arena_array(&a, n, sizeof *settings);
-    combine(s, axes, n_axes, settings, 0, &a);
-    s->t->n_planned = s->t->n_planned > s->t->n_done + n ? s->t->n_planned : s->t->n_done + n;
-    bool ok = improve(s, settings, (unsigned)n, &a);
-    arena_free(&a);
-    return ok;
-}
-
-/* Try what a pass over single axes, or over pairs of them, looks at while nothing changes, all at once: compilers like many cores,
- * and opening a plan takes a GPU longer than a candidate. */
-static bool look_ahead(struct stage *s, bool pairs) {
-    struct arena a = {0};
-    size_t room = 1;
-    unsigned n = 0;
-    if (is_over(s->t)) return !base_interrupted;
-    for (unsigned i = 0; i < s->n_axes; i++)
-        for (unsigned j = 0; j < (pairs ? i : 1); j++) room += s->axes[i].n * (pairs ? s->axes[j].n : 1u);
-    int64_t **settings = arena_array(&a, room, sizeof *settings);
-    double *scores = arena_array(&a, room, sizeof *scores);
-    for (unsigned i = 0; i < s->n_axes; i++)
-        for (unsigned j = 0; j < (pairs ? i : 1); j++)
-            n = combine(s, (struct axis[]){s->axes[i], s->axes[j]}, pairs ? 2 : 1, settings, n, &a);
-    s->t->n_planned = s->t->n_planned > s->t->n_done + n ? s->t->n_planned : s->t->n_done + n;
-    bool ok = drop_idle(s, settings, &n, &a) && score_settings(s, settings, n, ROUNDS, scores, &a);
-    arena_free(&a);
-    return ok;
-}
-
-static bool one_by_one(struct stage *s) {
-    if (!look_ahead(s, false)) return false;
-    for (unsigned i = 0; i < s->n_axes; i++)
-        if (!improve_axes(s, &s->axes[i], 1)) return false;
-    return true;
-}
-
-static bool by_pairs(struct stage *s) {
-    if (s->n_axes > 1 && !look_ahead(s, true)) return false;
-    for (unsigned i = 0; i < s->n_axes; i++)
-        for (unsigned j = 0; j < i; j++)
-            if (!improve_axes(s, (struct axis[]){s->axes[j], s->axes[i]}, 2)) return false;
-    return true;
-}
-
-static bool walk(struct stage *s) {
-    if (!s->n_axes) return true;
-    if (s->t->n_sweeps || s->t->search == TUNE_FULL) return improve_axes(s, s->axes, s->n_axes);
-    if (!one_by_one(s)) return false;
-    if (s->t->search == TUNE_FAST) return true;
-    for (unsigned i = 1; i < PASSES_MAX; i++) {
-        const int64_t *before = s->now;
-        if (!one_by_one(s)) return false;
-        if (before == s->now) break;
+    for (unsigned i = 0; i < n_stages; i++)
+        if (stages[i].active) room += stages[i].n_trials * stages[i].n_units;
+    struct ahead *x = arena_array(&a, room + 1u, sizeof *x);
+    for (unsigned i = 0; i < n_stages; i++)
+        for (unsigned j = 0; j < stages[i].n_units && stages[i].active; j++)
+            n = ahead_list(&stages[i], &t->all.units[stages[i].units[j]], x, n);
+    t->n_planned = t->n_planned > t->n_done + n ? t->n_planned : t->n_done + n;
+    bool ok = true;
+    for (unsigned i = 0, now; i < n && ok && !is_over(t); i += now) {
+        now = n - i < most ? n - i : most;
+        t->progress.total = t->n_planned, t->progress.done = t->n_done ? t->n_done - 1 : 0;
+        progress_step(&t->progress, "compiling %u candidates", now);
+        ok = ahead_compile(t, x + i, now);
     }
-    return by_pairs(s);
+    arena_free(&a);
+    return ok && !base_interrupted;
 }
 
-/* Search, then measure once more and longer what was found: of many the best one was also the luckiest. */
-static bool run_stage(struct stage *s) {
+/* The trials of a round are tried; the best one holds from now on, if it is better by the margin. */
+static bool improve(struct stage *s) {
+    if (!score_settings(s, s->trials, s->n_trials, ROUNDS, s->scores, &s->a)) return false;
+    unsigned best = s->n_trials;
+    for (unsigned i = 0; i < s->n_trials; i++)
+        if (s->scores[i] < s->score * (1 - TUNE_MARGIN) && (best == s->n_trials || s->scores[i] < s->scores[best])) best = i;
+    s->active = best < s->n_trials;
+    if (!s->active) return true;
+    s->now = copy_setting(s, s->trials[best], s->t->a);
+    s->score = s->scores[best];
+    return true;
+}
+
+static bool list_round(struct stage *s, bool whole) {
+    arena_free(&s->a);
+    (whole ? list_product : list_singles)(s);
+    return drop_idle(s, s->trials, &s->n_trials, &s->a);
+}
+
+/* Single values, then combinations of those that promise something; for all stages in step, so that there is much to compile at
+ * a time. A stage in which something was found has another round. */
+static bool round_run(struct stage *stages, unsigned n, bool whole, unsigned most) {
+    for (unsigned i = 0; i < n; i++)
+        if (stages[i].active && !list_round(&stages[i], whole)) return false;
+    if (!compile_ahead(stages, n)) return false;
+    for (unsigned i = 0; i < n && !whole; i++) {
+        struct stage *s = &stages[i];
+        if (!s->active) continue;
+        if (!score_settings(s, s->trials, s->n_trials, ROUNDS, s->scores, &s->a)) return false;
+        list_combined(s, most);
+        if (!drop_idle(s, s->trials, &s->n_trials, &s->a)) return false;
+    }
+    if (!whole && !compile_ahead(stages, n)) return false;
+    for (unsigned i = 0; i < n; i++)
+        if (stages[i].active && !improve(&stages[i])) return false;
+    return true;
+}
+
+static bool walk(struct stage *stages, unsigned n) {
+    const struct tuner *t = stages->t;
+    bool whole = t->n_sweeps || t->search == TUNE_FULL, once = whole || t->search == TUNE_FAST, ok = true;
+    for (unsigned i = 0; i < n; i++) stages[i].active = stages[i].n_axes > 0, stages[i].start = stages[i].now, stages[i].start_score = stages[i].score;
+    for (unsigned round = 0; round < (once ? 1 : PASSES_MAX) && ok; round++) {
+        bool active = false;
+        for (unsigned i = 0; i < n; i++) active |= stages[i].active;
+        if (!active || is_over(stages->t)) break;
+        ok = round_run(stages, n, whole, t->search == TUNE_FAST ? COMBINED_FAST : COMBINED_MIXED);
+    }
+    for (unsigned i = 0; i < n; i++) arena_free(&stages[i].a);
+    return ok && !base_interrupted;
+}
+
+/* Measure once more and longer what was found: of many the best one was also the luckiest. Time that is up does not forbid it. */
+static bool confirm(struct stage *s) {
     struct arena a = {0};
-    int64_t *start = s->now;
-    double before = s->score, again = INFINITY;
-    bool ok = walk(s);
-    if (ok && s->now != start) {
+    double again = INFINITY;
+    bool ok = true;
+    if (s->now != s->start) {
         s->t->n_planned += s->n_units;
+        s->t->confirming = true;
         ok = score_settings(s, &s->now, 1, ROUNDS_CONFIRM, &again, &a);
-        if (ok && again < before * (1 - TUNE_MARGIN)) s->score = again;
-        else s->now = start, s->score = before;
+        s->t->confirming = false;
+        if (ok && again < s->start_score * (1 - TUNE_MARGIN)) s->score = again;
+        else s->now = s->start, s->score = s->start_score;
     }
     arena_free(&a);
     return ok;
@@ -624,7 +764,7 @@ static bool shape_stage(struct tuner *t, const uint32_t *units, unsigned n, uint
     const struct tuned_row *row = finished(t, u, TUNE_SHAPE);
     list_axes(&s, true);
     if (row) take_row(row, u->template, s.now);
-    else if (!run_stage(&s) || !append_choice(t, u, &s, TUNE_SHAPE)) return false;
+    else if (!walk(&s, 1) || !confirm(&s) || !append_choice(t, u, &s, TUNE_SHAPE)) return false;
     for (unsigned j = 0; j < n; j++)
         for (unsigned i = 0; i < u->template->n_params; i++)
             if (u->template->params[i].shape) t->results[units[j]].best[i] = s.now[i];
@@ -639,23 +779,41 @@ static bool start_score(struct stage *s, struct arena *a) {
     return score_settings(s, &s->now, 1, ROUNDS_CONFIRM, &s->score, a);
 }
 
-static bool unit_stage(struct tuner *t, uint32_t unit) {
-    const struct tune_unit *u = &t->all.units[unit];
-    struct tune_result *r = &t->results[unit];
-    struct stage s = {.t = t, .template = u->template, .units = &unit, .n_units = 1, .only = UINT32_MAX, .now = r->best, .score = 1};
+/* False: a finished search has chosen already. */
+static bool unit_begin(struct tuner *t, const uint32_t *unit, struct stage *s, bool *ok) {
+    const struct tune_unit *u = &t->all.units[*unit];
+    struct tune_result *r = &t->results[*unit];
+    *s = (struct stage){.t = t, .template = u->template, .units = unit, .n_units = 1, .only = UINT32_MAX, .now = r->best, .score = 1};
     const struct tuned_row *row = has_params(u->template, false) ? finished(t, u, TUNE_KERNEL) : NULL;
     if (row) {
         take_row(row, u->template, r->best);
         r->us = row->us, r->base_us = row->base_us, r->reused = true;
-        return true;
+        return false;
     }
-    list_axes(&s, false);
-    if (!start_score(&s, t->a)) return false;
-    if (has_params(u->template, false) && (!run_stage(&s) || !append_choice(t, u, &s, TUNE_KERNEL))) return false;
-    r->best = s.now;
-    r->base_us = base_us(r);
-    r->us = r->base_us * s.score;
+    list_axes(s, false);
+    *ok = start_score(s, t->a);
     return true;
+}
+
+static bool unit_end(struct tuner *t, struct stage *s) {
+    const struct tune_unit *u = &t->all.units[*s->units];
+    struct tune_result *r = &t->results[*s->units];
+    if (!confirm(s) || (has_params(u->template, false) && !append_choice(t, u, s, TUNE_KERNEL))) return false;
+    r->best = s->now;
+    r->base_us = base_us(r);
+    r->us = r->base_us * s->score;
+    return true;
+}
+
+/* What fixes no order of sums, for each of these units. */
+static bool unit_stages(struct tuner *t, const uint32_t *units, unsigned n) {
+    struct stage *stages = arena_array(t->a, n + 1u, sizeof *stages);
+    unsigned n_stages = 0;
+    bool ok = true;
+    for (unsigned i = 0; i < n && ok; i++) n_stages += unit_begin(t, &units[i], &stages[n_stages], &ok);
+    if (!ok || (n_stages && !walk(stages, n_stages))) return false;
+    for (unsigned i = 0; i < n_stages && ok; i++) ok = unit_end(t, &stages[i]);
+    return ok;
 }
 
 /* What the group's stage means to a unit that is not searched itself. */
@@ -669,16 +827,18 @@ static bool measure_unit(struct tuner *t, uint32_t unit) {
 }
 
 bool tuner_group(struct tuner *t, unsigned group, const bool *chosen, uint32_t only) {
-    uint32_t *units = arena_array(t->a, t->all.n_units, sizeof *units);
-    unsigned n = 0;
+    uint32_t *units = arena_array(t->a, t->all.n_units, sizeof *units), *own = arena_array(t->a, t->all.n_units, sizeof *own);
+    unsigned n = 0, n_own = 0;
     for (uint32_t i = 0; i < t->all.n_units; i++)
         if (t->all.units[i].group == group) units[n++] = i;
     if (t->n_sweeps && !find_sweep(t, t->all.units[units[0]].template->name, NULL)) return true;
     if (is_over(t)) return !base_interrupted;
     if (!shape_stage(t, units, n, only)) return false;
-    for (unsigned i = 0; i < n && !is_over(t); i++)
-        if (!(!chosen || chosen[units[i]] ? unit_stage : measure_unit)(t, units[i])) return false;
-    return !base_interrupted;
+    for (unsigned i = 0; i < n && !is_over(t); i++) {
+        if (!chosen || chosen[units[i]]) own[n_own++] = units[i];
+        else if (!measure_unit(t, units[i])) return false;
+    }
+    return !is_over(t) ? unit_stages(t, own, n_own) && !base_interrupted : !base_interrupted;
 }
 
 unsigned tuner_choices(const struct tuner *t, uint32_t unit, struct tuned_row *out) {
@@ -695,12 +855,6 @@ unsigned tuner_choices(const struct tuner *t, uint32_t unit, struct tuned_row *o
 
 /* --- beginning and end ------------------------------------------------------------------------------ */
 
-static size_t product(const struct stage *s) {
-    size_t n = 1;
-    for (unsigned i = 0; i < s->n_axes; i++) n *= s->axes[i].n;
-    return n;
-}
-
 /* Settings that the first pass over a stage looks at, from what holds. */
 static size_t plan_stage(struct stage *s, bool shape) {
     size_t n = 0;
@@ -708,7 +862,7 @@ static size_t plan_stage(struct stage *s, bool shape) {
     if (!s->n_axes) return 0;
     if (s->t->n_sweeps || s->t->search == TUNE_FULL) return product(s);
     for (unsigned i = 0; i < s->n_axes; i++) n += s->axes[i].n;
-    return n * 2;    /* look_ahead, and the pass itself */
+    return n;
 }
 
 unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
@@ -721,7 +875,7 @@ unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
     if (t->n_sweeps && !find_sweep(t, u->template->name, NULL)) return 0;
     for (unsigned shape = 0; shape < 2; shape++) {
         bool whole = t->n_sweeps || t->search == TUNE_FULL;
-        size_t all = plan_stage(&s, shape) / (whole ? 1 : 2);
+        size_t all = plan_stage(&s, shape);
         struct todo *seen = arena_array(&a, all + 1, sizeof *seen);
         struct hash128 *identity = arena_array(&a, all + 1, sizeof *identity);
         bool *allowed = arena_array(&a, all + 1, sizeof *allowed);

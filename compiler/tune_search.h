@@ -48,6 +48,7 @@ struct tuner {
     bool replays;
     double deadline;                  /* base_seconds; 0: none */
     bool cut;                         /* the deadline has passed */
+    bool confirming;                  /* which does not matter while this is set */
     double start;
     struct progress progress;
     size_t n_done, n_planned;
