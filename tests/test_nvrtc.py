@@ -356,8 +356,8 @@ class Templates(Cuda):
         """What llama and qwen3 have not: heads of 256, windows, norms that are added, GELU, biases."""
         gemma3 = ("--arch", "gemma3", "--embd", 640, "--ffn", 256, "--heads", 4, "--kv-heads", 1, "--head-dim", 256, "--window-pattern", 2, "--type", "q8_0")
         qwen2 = ("--arch", "qwen2", "--embd", 256, "--ffn", 256, "--heads", 7, "--kv-heads", 1, "--head-dim", 64, "--type", "q8_0")
-        wanted = {gemma3: ("attention_n1_.*window20", "attention_n64_.*window20", "attention_n64_(?!.*window)", "norm_add_n1", "norm_add_norm_n64", "gate_up_.*act_gelu"),
-                  qwen2: ("rope_store_bias_n1", "rope_store_bias_n64")}
+        wanted = {gemma3: ("attention_n1_.*window20", "attention_n64_.*window20", "attention_n64_(?!.*window)", "norm_add_(?!norm).*n1_", "norm_add_norm_.*n64_", "gate_up_.*act_gelu"),
+                  qwen2: ("rope_store_bias_.*n1_", "rope_store_bias_.*n64_")}
         for arch in (87, 90):
             for model, parts in wanted.items():
                 with self.subTest(arch=arch, model=model[1]):
