@@ -102,7 +102,7 @@ class Explain(Report):
             self.assertIsNone(b.pop("vector_bits"))
             self.assertIn(a.pop("vector_bits"), (128, 256, 512))
             self.assertEqual(a, b)
-        self.assertEqual({k["threads"] for k in self.report("explain", header, "--spec", "h200")["kernels"] if "rms_norm" in k["kernel"]}, {256})
+        self.assertEqual({k["threads"] for k in self.report("explain", header, "--spec", "h200")["kernels"] if "rms_norm" in k["kernel"]}, {512})
 
     def test_one_launch(self):
         plan = self.plan()

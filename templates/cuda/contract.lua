@@ -51,7 +51,7 @@ template "gate_up" {
     params = tile_params,
 }
 local norm_params = {
-    { name = "threads", values = { 128, 256, 512, 1024 }, default = 256, doc = "threads of a token" },
+    { name = "threads", shape = true, values = { 128, 256, 512, 1024 }, default = 512, doc = "threads of a token (fixes the order of sums)" },
 }
 template "rms_norm" {
     source = "rms_norm.cu", reference = "rms_norm",
@@ -87,7 +87,8 @@ template "rope_store_bias" {
     keys = { "n", "n_head", "n_head_kv", "head_dim", "rope_dim", "neox", "qk_norm", "bias", "eps", "kv", "ctx" },
 }
 local attention_params = {
-    { name = "warps", values = { 1, 2, 4, 8 }, default = 4, doc = "warps that share the positions of a split" },
+    { name = "warps", shape = true, values = { 1, 2, 4, 8 }, default = 4,
+      doc = "warps that share the positions of a split (fixes the order of sums)" },
 }
 template "attention" {      -- all of it, where head_dim is a multiple of 32
     source = "attention.cu", reference = "attention",
