@@ -19,59 +19,6 @@ enum { ROUNDS = 7, ROUNDS_CONFIRM = 21, BATCH_MAX = 64, PASSES_MAX = 4, AXES_MAX
 #define PROMISING 1.1     /* a value that alone takes more than this times what holds is not combined with others */
 #define HOPELESS 1.15     /* times what the spec chooses, after two runs: not worth more of them */
 
-/* --- sweeps ---------------------------------------------------------------------------------------- */
-
-static bool refuse_sweep(struct diag *d, const char *text, const char *what) {
-    diag_error(d, "sweep", NULL, "--sweep %s: %s", diag_quote(text, strlen(text)), what);
-    return false;
-}
-
-static const struct contract_param *find_param(const struct contract_template *t, const char *name) {
-    for (unsigned i = 0; i < t->n_params; i++)
-        if (!strcmp(t->params[i].name, name)) return &t->params[i];
-    return NULL;
-}
-
-static const struct contract_template *find_template(const struct program *p, const char *name) {
-    for (unsigned i = 0; i < p->n_templates; i++)
-        if (!strcmp(p->templates[i].name, name)) return &p->templates[i];
-    return NULL;
-}
-
-/* "3|4" up to `end`. */
-static bool read_values(struct tune_sweep *s, const char *p, const char *end, const struct contract_param *param) {
-    while (p < end) {
-        char *after;
-        long long v = strtoll(p, &after, 10);
-        bool legal = false;
-        for (unsigned i = 0; i < param->n_values; i++) legal |= param->values[i] == v;
-        if (after == p || (after < end && *after != '|') || !legal || s->n_values == param->n_values) return false;
-        s->values[s->n_values++] = v;
-        p = after < end ? after + 1 : after;
-    }
-    return s->n_values > 0 && end[-1] != '|';
-}
-
-bool tune_sweep_parse(struct tune_sweep *s, const char *text, const struct program *p, struct arena *a, struct diag *d) {
-    const char *dot = strchr(text, '.'), *equals = strchr(text, '='), *from = equals ? equals + 1 : NULL, *end = text + strlen(text);
-    *s = (struct tune_sweep){0};
-    if (!dot || !equals || dot > equals) return refuse_sweep(d, text, "it must read template.parameter=[1|2|4]");
-    if (*from == '[' && end[-1] == ']') from++, end--;
-    s->template_name = arena_copy(a, text, (size_t)(dot - text));
-    s->param = arena_copy(a, dot + 1, (size_t)(equals - dot) - 1);
-    const struct contract_template *t = find_template(p, s->template_name);
-    const struct contract_param *param = t ? find_param(t, s->param) : NULL;
-    if (!param) return refuse_sweep(d, text, "there is no such parameter; jllmc knobs lists them");
-    s->values = arena_array(a, param->n_values, sizeof *s->values);
-    return read_values(s, from, end, param) || refuse_sweep(d, text, "these are not values of the parameter; jllmc knobs lists them");
-}
-
-static const struct tune_sweep *find_sweep(const struct tuner *t, const char *template_name, const char *param) {
-    for (unsigned i = 0; i < t->n_sweeps; i++)
-        if (!strcmp(t->sweeps[i].template_name, template_name) && (!param || !strcmp(t->sweeps[i].param, param))) return &t->sweeps[i];
-    return NULL;
-}
-
 /* --- rows ------------------------------------------------------------------------------------------ */
 
 static struct tuned_row row_of(const struct tuner *t, const struct tune_unit *u, const int64_t *values, enum tune_which which) {
@@ -427,7 +374,7 @@ static void list_axes(struct stage *s, bool shape) {
     s->n_axes = 0;
     for (unsigned i = 0; i < s->template->n_params && s->n_axes < AXES_MAX; i++) {
         const struct contract_param *p = &s->template->params[i];
-        const struct tune_sweep *sweep = find_sweep(s->t, s->template->name, p->name);
+        const struct tune_sweep *sweep = tune_sweep_find(s->t, s->template->name, p->name);
         if (p->shape != shape || is_pinned(s->t, s->template, p->name) || (s->t->n_sweeps && !sweep) || is_idle(s, i)) continue;
         s->axes[s->n_axes++] = sweep ? (struct axis){i, sweep->values, sweep->n_values} : (struct axis){i, p->values, p->n_values};
     }
@@ -831,7 +778,7 @@ bool tuner_group(struct tuner *t, unsigned group, const bool *chosen, uint32_t o
     unsigned n = 0, n_own = 0;
     for (uint32_t i = 0; i < t->all.n_units; i++)
         if (t->all.units[i].group == group) units[n++] = i;
-    if (t->n_sweeps && !find_sweep(t, t->all.units[units[0]].template->name, NULL)) return true;
+    if (t->n_sweeps && !tune_sweep_find(t, t->all.units[units[0]].template->name, NULL)) return true;
     if (is_over(t)) return !base_interrupted;
     if (!shape_stage(t, units, n, only)) return false;
     for (unsigned i = 0; i < n && !is_over(t); i++) {
@@ -872,7 +819,7 @@ unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
     unsigned n = 0;
     *n_illegal = 0;
     if (!t->results) t->results = arena_array(t->a, t->all.n_units + 1u, sizeof *t->results);   /* no search has begun */
-    if (t->n_sweeps && !find_sweep(t, u->template->name, NULL)) return 0;
+    if (t->n_sweeps && !tune_sweep_find(t, u->template->name, NULL)) return 0;
     for (unsigned shape = 0; shape < 2; shape++) {
         bool whole = t->n_sweeps || t->search == TUNE_FULL;
         size_t all = plan_stage(&s, shape);
@@ -925,7 +872,7 @@ bool tuner_begin(struct tuner *t) {
         struct stage s = {.t = t, .template = u->template};
         t->results[i].best = copy_setting(&s, u->now, t->a);
         add_memo(t, &t->results[i], (struct tune_memo){identity_of(t, u, u->now), "ok", 0, 0, 0});
-        if (t->n_sweeps && !find_sweep(t, u->template->name, NULL)) continue;
+        if (t->n_sweeps && !tune_sweep_find(t, u->template->name, NULL)) continue;
         t->n_planned += plan_stage(&s, false) + plan_stage(&s, true);
     }
     bench_init(&t->bench, &t->toolchain, t->all.program);

@@ -59,6 +59,8 @@ struct tuner {
 
 /* False: diagnostics; no such template, parameter or value. Text is copied. */
 bool tune_sweep_parse(struct tune_sweep *s, const char *text, const struct program *p, struct arena *a, struct diag *d);
+/* The sweep of a parameter, or (param NULL) of any of the template's. NULL: there is none. */
+const struct tune_sweep *tune_sweep_find(const struct tuner *t, const char *template_name, const char *param);
 
 /* Take up t->all, t->toolchain, options and log, which are set; opens the device. */
 bool tuner_begin(struct tuner *t);

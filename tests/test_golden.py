@@ -216,7 +216,7 @@ class WrongKernels(product.Case):
 
     MISTAKES = (("rms_norm.c", " * factor * ", " * (factor * 1.001f) * "), ("act_mul.c", "(1.0f + ", "(1.01f + "),
                 ("attention.c", " / total)", " / (total * 1.001f))"), ("rope_store.c", "a * cosine - b * sine", "a * cosine + b * sine"),
-                ("matmul.c", ": low);", ": low * 1.001f);"))
+                ("matmul.c", ": acc[h]);", ": acc[h] * 1.001f);"))
 
     def test_each(self):
         model = product.model(*TINY)
