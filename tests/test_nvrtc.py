@@ -92,7 +92,9 @@ template "touch" {
     params = { { name = "threads", values = { 32, 64 }, default = 32, doc = "threads of a block" } },
 }
 local function touch(op, x, what)
-    launch("touch", { x = x, w = rope_table() }, { n = op.n, what = what }, { items = 4, grid_y = 2, chunk = 32, shared = 1024, barrier = true })
+    local w = x
+    if what ~= "embed" and what ~= "head" then w = rope_table() end     -- which only layers have
+    launch("touch", { x = x, w = w }, { n = op.n, what = what }, { items = 4, grid_y = 2, chunk = 32, shared = 1024, barrier = true })
 end
 function lower.embed(op) touch(op, op.x, "embed") end
 function lower.qkv(op) define(op.q, "f32") touch(op, op.q, "qkv") end
