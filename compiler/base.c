@@ -238,14 +238,22 @@ char *file_read(struct arena *a, const char *path, size_t *bytes) {
     return text;
 }
 
-static bool write_all(int fd, const uint8_t *p, size_t bytes) {
-    while (bytes) {
-        ssize_t n = write(fd, p, bytes);
-        if (n < 0 && errno != EINTR) return false;
-        if (n > 0) {
-            p += n;
-            bytes -= (size_t)n;
-        }
+bool file_put(int fd, const void *p, size_t bytes) {
+    for (const char *from = p; bytes;) {
+        ssize_t n = write(fd, from, bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        from += n, bytes -= (size_t)n;
+    }
+    return true;
+}
+
+bool file_put_at(int fd, const void *p, size_t bytes, uint64_t offset) {
+    for (const char *from = p; bytes;) {
+        ssize_t n = pwrite(fd, from, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        from += n, bytes -= (size_t)n, offset += (uint64_t)n;
     }
     return true;
 }
@@ -286,7 +294,7 @@ static bool write_through_temporary(const char *path, const void *data, size_t b
     char temporary[PATH_MAX];
     int fd = open_temporary(path, temporary);
     if (fd < 0) return false;
-    bool ok = write_all(fd, data, bytes) && fsync(fd) == 0;
+    bool ok = file_put(fd, data, bytes) && fsync(fd) == 0;
     ok = close_keeping_errno(fd) && ok && rename(temporary, path) == 0;
     if (ok) {
         sync_directory_of(path);
@@ -302,7 +310,7 @@ static bool write_through_temporary(const char *path, const void *data, size_t b
 static bool write_in_place(const char *path, const void *data, size_t bytes) {
     int fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);   /* a pipe without a reader fails, it does not wait */
     if (fd < 0) return false;
-    bool ok = write_all(fd, data, bytes);
+    bool ok = file_put(fd, data, bytes);
     return close_keeping_errno(fd) && ok;
 }
 

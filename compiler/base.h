@@ -48,6 +48,9 @@ bool file_map_unchanged(const struct file_map *m, const char *path);
 char *file_read(struct arena *a, const char *path, size_t *bytes);
 /* Write through a temporary in the same directory, fsync, rename: either the whole file or nothing. */
 bool file_write(const char *path, const void *data, size_t bytes);
+/* All bytes to a descriptor, at its position or at an offset. False with errno set. */
+bool file_put(int fd, const void *p, size_t bytes);
+bool file_put_at(int fd, const void *p, size_t bytes, uint64_t offset);
 /* The directory that holds templates/ and specs/: $JLLM_HOME, else found from the executable. */
 const char *base_home(void);
 

@@ -10,16 +10,6 @@
 
 #include "progress.h"
 
-static bool write_all(int fd, const void *p, size_t bytes, uint64_t offset) {
-    for (const char *from = p; bytes;) {
-        ssize_t n = pwrite(fd, from, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        from += n, bytes -= (size_t)n, offset += (uint64_t)n;
-    }
-    return true;
-}
-
 int pack_lock(const char *path, struct diag *d) {
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd >= 0 && !flock(fd, LOCK_EX | LOCK_NB)) return fd;
@@ -37,14 +27,14 @@ bool pack_append(int fd, const struct plan_view *v, const struct buffer *tail) {
     uint64_t at = u64_round_up((uint64_t)st.st_size, PLAN_WEIGHT_ALIGN);
     emit_slot(&slot, v->slot->generation + 1, at, tail);
     /* The slot counts only when all of the tail is on disk. */
-    return write_all(fd, tail->data, tail->bytes, at) && !fsync(fd) &&
-           write_all(fd, &slot, sizeof slot, offsetof(struct plan_header, slot) + other * sizeof slot) && !fsync(fd);
+    return file_put_at(fd, tail->data, tail->bytes, at) && !fsync(fd) &&
+           file_put_at(fd, &slot, sizeof slot, offsetof(struct plan_header, slot) + other * sizeof slot) && !fsync(fd);
 }
 
 bool pack_revert(int fd, const struct plan_view *v) {
     const struct plan_slot none = {0};
     unsigned other = v->slot == &v->header->slot[0];
-    return write_all(fd, &none, sizeof none, offsetof(struct plan_header, slot) + other * sizeof none) && !fsync(fd);
+    return file_put_at(fd, &none, sizeof none, offsetof(struct plan_header, slot) + other * sizeof none) && !fsync(fd);
 }
 
 static bool write_packed(struct output *o, const struct plan_view *v, struct diag *d) {

@@ -91,16 +91,6 @@ static struct hash128 weights_signature(const struct tune_candidate *c, const ui
     return h;
 }
 
-static bool write_all(int fd, const void *p, size_t bytes, uint64_t offset) {
-    for (const char *from = p; bytes;) {
-        ssize_t n = pwrite(fd, from, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        from += n, bytes -= (size_t)n, offset += (uint64_t)n;
-    }
-    return true;
-}
-
 static void weights_drop(struct bench_weights *w) {
     if (w->fd >= 0) close(w->fd);
     free(w->hashes);
@@ -151,7 +141,7 @@ static bool weights_make(struct bench *b, const struct tune_candidate *c, const 
     }
     if (!n) w->hashes[0] = emit_hash(packed, (size_t)one);
     bool ok = w->fd >= 0;
-    for (unsigned i = 0; i < w->n_copies && ok; i++) ok = write_all(w->fd, packed, (size_t)one, PLAN_HEADER_BYTES + i * one);
+    for (unsigned i = 0; i < w->n_copies && ok; i++) ok = file_put_at(w->fd, packed, (size_t)one, PLAN_HEADER_BYTES + i * one);
     w->bytes = w->n_copies * one;
     free(packed);
     if (!ok) diag_error(d, "tune-memory", NULL, "cannot hold %u copies of the weights in memory: %s", w->n_copies, strerror(errno));
@@ -267,7 +257,7 @@ static bool plan_write(const struct bench *b, const struct program *t, const str
     emit_header(&head.h, (struct hash128){0}, w->bytes);
     emit_slot(&head.h.slot[0], 1, PLAN_HEADER_BYTES + w->bytes, &tail);
     bool ok = !ftruncate(w->fd, (off_t)(PLAN_HEADER_BYTES + w->bytes)) &&
-              write_all(w->fd, tail.data, tail.bytes, PLAN_HEADER_BYTES + w->bytes) && write_all(w->fd, head.page, sizeof head.page, 0);
+              file_put_at(w->fd, tail.data, tail.bytes, PLAN_HEADER_BYTES + w->bytes) && file_put_at(w->fd, head.page, sizeof head.page, 0);
     buffer_free(&tail);
     if (!ok) diag_error(d, "tune-memory", NULL, "cannot hold the plan in memory: %s", strerror(errno));
     return ok;

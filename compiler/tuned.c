@@ -131,16 +131,6 @@ static json_t *row_json(const struct tuned_row *r) {
     return row;
 }
 
-static bool write_all(int fd, const char *text, size_t bytes) {
-    while (bytes) {
-        ssize_t n = write(fd, text, bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        text += n, bytes -= (size_t)n;
-    }
-    return true;
-}
-
 bool tuned_append(int fd, const struct tuned_row *r) {
     json_t *row = row_json(r);
     char *text = json_dumps(row, JSON_COMPACT | JSON_REAL_PRECISION(6));
@@ -148,7 +138,7 @@ bool tuned_append(int fd, const struct tuned_row *r) {
     if (!text) base_fail("out of memory");
     size_t bytes = strlen(text);
     text[bytes] = '\n';   /* in the place of the NUL */
-    bool ok = write_all(fd, text, bytes + 1) && !fsync(fd);
+    bool ok = file_put(fd, text, bytes + 1) && !fsync(fd);
     free(text);
     return ok;
 }

@@ -28,16 +28,6 @@ struct shared { atomic_size_t next; atomic_size_t at[]; };
 
 static bool is_over(const struct workers *w) { return base_interrupted || *w->stop; }
 
-static bool write_all(int fd, const void *p, size_t bytes) {
-    for (const char *from = p; bytes;) {
-        ssize_t n = write(fd, from, bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        from += n, bytes -= (size_t)n;
-    }
-    return true;
-}
-
 static _Noreturn void child_main(const struct workers *w, struct shared *s, size_t c, size_t n, int fd, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     bool ok = getppid() == parent;      /* it may have died before that was set */
@@ -47,7 +37,7 @@ static _Noreturn void child_main(const struct workers *w, struct shared *s, size
         w->work(w->user, i, &result);
         struct frame head = {i, result.bytes};
         atomic_store(&s->at[c], 0);
-        ok = write_all(fd, &head, sizeof head) && write_all(fd, result.data, result.bytes);
+        ok = file_put(fd, &head, sizeof head) && file_put(fd, result.data, result.bytes);
         buffer_free(&result);
     }
     _exit(0);
