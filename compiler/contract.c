@@ -122,6 +122,7 @@ static int template_define(lua_State *L) {
     if (t->n_args > PLAN_ARGS_MAX) luaL_error(L, "template '%s': too many args", t->name);
     if (lua_getfield(L, 1, "params") == LUA_TTABLE) {
         t->n_params = (unsigned)lua_rawlen(L, -1);
+        if (t->n_params > CONTRACT_PARAMS_MAX) luaL_error(L, "template '%s': too many params", t->name);
         t->params = arena_array(lo->a, t->n_params + 1u, sizeof *t->params);
         for (unsigned i = 0; i < t->n_params; i++) {
             lua_rawgeti(L, -1, (lua_Integer)i + 1);

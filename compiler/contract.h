@@ -52,6 +52,8 @@
 #include "graph.h"
 #include "spec.h"
 
+enum { CONTRACT_PARAMS_MAX = 32 };      /* of a template */
+
 struct contract_param {
     const char *name, *doc;
     int64_t *values; unsigned n_values;
@@ -62,7 +64,7 @@ struct contract_template {
     const char *name, *source, *reference;
     const char **args;           unsigned n_args;
     const char **keys;           unsigned n_keys;
-    struct contract_param *params; unsigned n_params;
+    struct contract_param *params; unsigned n_params;   /* CONTRACT_PARAMS_MAX at most */
 };
 
 struct key_field {

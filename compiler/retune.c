@@ -157,7 +157,7 @@ static bool search_units(struct retune *r) {
     struct tuner *t = &r->tuner;
     bool *chosen = arena_array(r->a, t->all.n_units, sizeof *chosen), *done = arena_array(r->a, t->all.n_groups, sizeof *done);
     bool ok = tuner_begin(t);
-    t->n_planned = 0;
+    t->n_planned = t->n_later = 0;
     for (unsigned i = 0; i < r->n_units; i++) chosen[r->units[i]] = true;
     for (unsigned i = 0; i < r->n_units && ok; i++) {
         unsigned group = t->all.units[r->units[i]].group;
@@ -166,11 +166,6 @@ static bool search_units(struct retune *r) {
     }
     tuner_end(t);
     return ok;
-}
-
-static bool has_changed(const struct retune *r, uint32_t unit) {
-    const struct tune_unit *u = &r->tuner.all.units[unit];
-    return memcmp(u->now, r->tuner.results[unit].best, u->template->n_params * sizeof *u->now) != 0;
 }
 
 static bool is_listed(const struct spec_entry *entries, unsigned n, const struct spec_entry *e) {
@@ -194,7 +189,7 @@ static unsigned spec_with_results(struct retune *r) {
         if (!spec_is_override(&s->entries[i])) s->entries[i].rank++;
     for (uint32_t i = 0; i < t->all.n_units; i++) {
         struct tuned_row rows[2];
-        if (!has_changed(r, i)) continue;
+        if (!tuner_changed(&r->tuner, i)) continue;
         n_changed++;
         for (unsigned j = 0, n = tuner_choices(t, i, rows); j < n; j++) {
             struct spec_entry e = {.shape = rows[j].shape, .template_name = rows[j].template_name, .match = rows[j].key, .n_match = rows[j].n_key,
@@ -267,10 +262,10 @@ static bool time_plans(const struct retune *r, struct timed *const *plans, unsig
 }
 
 static void sum_gains(struct retune *r) {
-    const struct tuner *t = &r->tuner;
+    struct tuner *t = &r->tuner;
     r->gain_us = arena_array(r->a, r->view.n_kernels, sizeof *r->gain_us);
     for (uint32_t i = 0; i < t->all.n_units; i++)
-        if (has_changed(r, i)) r->gain_us[t->all.units[i].kernel] = t->results[i].base_us - t->results[i].us;
+        if (tuner_changed(&r->tuner, i)) r->gain_us[t->all.units[i].kernel] = t->results[i].base_us - t->results[i].us;
 }
 
 /* What the search says a phase takes: as measured, less what each launch gains. */

@@ -14,7 +14,7 @@
 
 const char *const tune_search_names[TUNE_MIXED + 1] = {"fast", "full", "mixed"};
 
-enum { ROUNDS = 7, ROUNDS_CONFIRM = 21, BATCH_MAX = 64, PASSES_MAX = 4, AXES_MAX = 32, COMBINED_FAST = 16, COMBINED_MIXED = 64,
+enum { ROUNDS = 7, ROUNDS_CONFIRM = 21, BATCH_MAX = 64, PASSES_MAX = 4, AXES_MAX = CONTRACT_PARAMS_MAX, COMBINED_FAST = 16, COMBINED_MIXED = 64,
        PROMISES_MAX = 5, AHEAD_A_CORE = 32 };
 #define PROMISING 1.1     /* a value that alone takes more than this times what holds is not combined with others */
 #define HOPELESS 1.15     /* times what the spec chooses, after two runs: not worth more of them */
@@ -108,10 +108,10 @@ static double best_us(const struct tune_result *r) {
 
 static void show(struct tuner *t, const struct tune_unit *u, const int64_t *values, const struct tune_memo *m) {
     const struct tune_result *r = &t->results[u - t->all.units];
-    double left = t->n_done ? (base_seconds() - t->start) / (double)t->n_done * (double)(t->n_planned - t->n_done) : 0;
-    if (t->deadline > 0 && left > t->deadline - base_seconds()) left = t->deadline - base_seconds();
+    double now = base_seconds(), left = (now - t->start) / (double)t->n_done * (double)(t->n_planned - t->n_done);
+    if (t->deadline > 0 && left > t->deadline - now) left = t->deadline > now ? t->deadline - now : 0;
     t->progress.total = t->n_planned;
-    t->progress.done = t->n_done ? t->n_done - 1 : 0;
+    t->progress.done = t->n_done - 1;
     struct arena a = {0};
     const char *what = m->us > 0 ? arena_printf(&a, "%.4g us", m->us) : m->status;
     const char *best = best_us(r) > 0 ? arena_printf(&a, ", best %.4g of %.4g", best_us(r), base_us(r)) : "";
@@ -159,7 +159,7 @@ static bool conclude(struct tuner *t, const struct tune_unit *u, const struct tu
                      tune_values_text(u->template, c->values, u->now, t->a), c->why);
     if (!append(t, &row)) return false;
     remember_row(t, u, c->identity, &row);
-    t->n_done++;
+    if (++t->n_done > t->n_planned) t->n_planned = t->n_done;
     const struct tune_result *r = &t->results[u - t->all.units];
     show(t, u, c->values, &r->memo[r->n_memo - 1]);
     return true;
@@ -320,13 +320,10 @@ static bool try_settings(struct tuner *t, const struct tune_unit *u, int64_t *co
     for (unsigned i = 0; i < n && !base_interrupted; i++) {
         if (allowed[i] && !recall(t, u, settings[i], identity[i], rounds) && !is_listed(todo, n_todo, identity[i]))
             todo[n_todo++] = (struct todo){settings[i], identity[i]};
-        else t->n_done++;
     }
     for (unsigned done = 0, now; done < n_todo && ok && !is_over(t); done += now) {
         now = n_todo - done < BATCH_MAX ? n_todo - done : BATCH_MAX;
-        size_t before = t->n_done;
         ok = try_batch(t, u, todo + done, now, rounds);
-        t->n_done = before + now;
     }
     for (unsigned i = 0; i < n && ok; i++) {
         const struct tune_memo *m = allowed[i] ? find_memo(&t->results[u - t->all.units], identity[i], rounds) : NULL;
@@ -364,20 +361,16 @@ static bool is_pinned(const struct tuner *t, const struct contract_template *tem
     return false;
 }
 
-static bool is_idle(const struct stage *s, unsigned param) {
-    for (unsigned i = 0; i < s->n_units; i++)
-        if (!idle_params(s->t, &s->t->all.units[s->units[i]])[param]) return false;
-    return s->n_units > 0;
+/* Whether a parameter is looked for at all. */
+static bool is_open(const struct tuner *t, const struct contract_template *template, unsigned param, bool shape) {
+    const struct contract_param *p = &template->params[param];
+    return p->shape == shape && !is_pinned(t, template, p->name) && (!t->n_sweeps || tune_sweep_find(t, template->name, p->name));
 }
 
-static void list_axes(struct stage *s, bool shape) {
-    s->n_axes = 0;
-    for (unsigned i = 0; i < s->template->n_params && s->n_axes < AXES_MAX; i++) {
-        const struct contract_param *p = &s->template->params[i];
-        const struct tune_sweep *sweep = tune_sweep_find(s->t, s->template->name, p->name);
-        if (p->shape != shape || is_pinned(s->t, s->template, p->name) || (s->t->n_sweeps && !sweep) || is_idle(s, i)) continue;
-        s->axes[s->n_axes++] = sweep ? (struct axis){i, sweep->values, sweep->n_values} : (struct axis){i, p->values, p->n_values};
-    }
+static void add_axis(struct stage *s, unsigned param) {
+    const struct contract_param *p = &s->template->params[param];
+    const struct tune_sweep *sweep = tune_sweep_find(s->t, s->template->name, p->name);
+    s->axes[s->n_axes++] = sweep ? (struct axis){param, sweep->values, sweep->n_values} : (struct axis){param, p->values, p->n_values};
 }
 
 /* A setting as the unit sees it: its own values where this stage (of one unit or of several) does not set them, or they mean nothing. */
@@ -589,11 +582,11 @@ static bool compile_ahead(struct stage *stages, unsigned n_stages) {
     for (unsigned i = 0; i < n_stages; i++)
         for (unsigned j = 0; j < stages[i].n_units && stages[i].active; j++)
             n = ahead_list(&stages[i], &t->all.units[stages[i].units[j]], x, n);
-    t->n_planned = t->n_planned > t->n_done + n ? t->n_planned : t->n_done + n;
+    t->n_planned = t->n_done + n + t->n_later;
     bool ok = true;
     for (unsigned i = 0, now; i < n && ok && !is_over(t); i += now) {
         now = n - i < most ? n - i : most;
-        t->progress.total = t->n_planned, t->progress.done = t->n_done ? t->n_done - 1 : 0;
+        t->progress.total = t->n_planned, t->progress.done = t->n_done;
         progress_step(&t->progress, "compiling %u candidates", now);
         ok = ahead_compile(t, x + i, now);
     }
@@ -659,7 +652,6 @@ static bool confirm(struct stage *s) {
     double again = INFINITY;
     bool ok = true;
     if (s->now != s->start) {
-        s->t->n_planned += s->n_units;
         s->t->confirming = true;
         ok = score_settings(s, &s->now, 1, ROUNDS_CONFIRM, &again, &a);
         s->t->confirming = false;
@@ -702,16 +694,64 @@ static bool append_choice(struct tuner *t, const struct tune_unit *u, const stru
     return append(t, &row);
 }
 
-/* What fixes the order of sums, for all units of the group. */
+/* Parameters that are looked for and mean something to a unit, as a mask. */
+static uint32_t live_params(struct tuner *t, const struct tune_unit *u, bool shape) {
+    const bool *idle = idle_params(t, u);
+    uint32_t live = 0;
+    for (unsigned i = 0; i < u->template->n_params; i++)
+        if (!idle[i] && is_open(t, u->template, i, shape)) live |= UINT32_C(1) << i;
+    return live;
+}
+
+/* Parameters that one unit or another has together with one of `mask`. */
+static uint32_t connected(const uint32_t *live, unsigned n, uint32_t mask) {
+    for (uint32_t before = 0; before != mask;) {
+        before = mask;
+        for (unsigned j = 0; j < n; j++)
+            if (live[j] & mask) mask |= live[j];
+    }
+    return mask;
+}
+
+/* Of one class of parameters, over the units to which it means something; *now: what holds. */
+static bool shape_class(struct tuner *t, const uint32_t *units, const uint32_t *live, unsigned n, uint32_t class, uint32_t only, int64_t **now) {
+    struct stage s = {.t = t, .template = t->all.units[units[0]].template, .only = only, .score = 1, .now = *now};
+    uint32_t *own = arena_array(t->a, n, sizeof *own);
+    bool wanted = only == UINT32_MAX;
+    for (unsigned j = 0; j < n; j++) {
+        if (!(live[j] & class)) continue;
+        own[s.n_units++] = units[j];
+        wanted |= units[j] == only;
+    }
+    s.units = own;
+    for (unsigned i = 0; i < s.template->n_params; i++)
+        if (class >> i & 1) add_axis(&s, i);
+    if (!wanted) return true;
+    bool ok = walk(&s, 1) && confirm(&s);
+    *now = s.now;
+    return ok;
+}
+
+/* What fixes the order of sums, for all units of the group. Parameters that no unit has together are searched by themselves. */
 static bool shape_stage(struct tuner *t, const uint32_t *units, unsigned n, uint32_t only) {
     const struct tune_unit *u = &t->all.units[units[0]];
-    struct stage s = {.t = t, .template = u->template, .units = units, .n_units = n, .only = only, .score = 1};
+    struct stage s = {.t = t, .template = u->template};
     if (!has_params(u->template, true)) return true;
     s.now = copy_setting(&s, u->now, t->a);
     const struct tuned_row *row = finished(t, u, TUNE_SHAPE);
-    list_axes(&s, true);
-    if (row) take_row(row, u->template, s.now);
-    else if (!walk(&s, 1) || !confirm(&s) || !append_choice(t, u, &s, TUNE_SHAPE)) return false;
+    if (row) {
+        take_row(row, u->template, s.now);
+    } else {
+        uint32_t *live = arena_array(t->a, n, sizeof *live), seen = 0;
+        for (unsigned j = 0; j < n; j++) live[j] = live_params(t, &t->all.units[units[j]], true);
+        for (unsigned j = 0; j < n; j++) {
+            if (!(live[j] & ~seen)) continue;
+            uint32_t class = connected(live, n, live[j]);
+            seen |= class;
+            if (!shape_class(t, units, live, n, class, only, &s.now)) return false;
+        }
+        if (!append_choice(t, u, &s, TUNE_SHAPE)) return false;
+    }
     for (unsigned j = 0; j < n; j++)
         for (unsigned i = 0; i < u->template->n_params; i++)
             if (u->template->params[i].shape) t->results[units[j]].best[i] = s.now[i];
@@ -722,7 +762,6 @@ static bool shape_stage(struct tuner *t, const uint32_t *units, unsigned n, uint
 static bool start_score(struct stage *s, struct arena *a) {
     s->score = 1;
     if (!memcmp(s->now, s->t->all.units[s->units[0]].now, s->template->n_params * sizeof *s->now)) return true;
-    s->t->n_planned++;
     return score_settings(s, &s->now, 1, ROUNDS_CONFIRM, &s->score, a);
 }
 
@@ -737,7 +776,9 @@ static bool unit_begin(struct tuner *t, const uint32_t *unit, struct stage *s, b
         r->us = row->us, r->base_us = row->base_us, r->reused = true;
         return false;
     }
-    list_axes(s, false);
+    uint32_t live = live_params(t, u, false);
+    for (unsigned i = 0; i < u->template->n_params; i++)
+        if (live >> i & 1) add_axis(s, i);
     *ok = start_score(s, t->a);
     return true;
 }
@@ -779,6 +820,7 @@ bool tuner_group(struct tuner *t, unsigned group, const bool *chosen, uint32_t o
     for (uint32_t i = 0; i < t->all.n_units; i++)
         if (t->all.units[i].group == group) units[n++] = i;
     if (t->n_sweeps && !tune_sweep_find(t, t->all.units[units[0]].template->name, NULL)) return true;
+    for (unsigned i = 0; i < n; i++) t->n_later -= t->results[units[i]].n_first, t->results[units[i]].n_first = 0;
     if (is_over(t)) return !base_interrupted;
     if (!shape_stage(t, units, n, only)) return false;
     for (unsigned i = 0; i < n && !is_over(t); i++) {
@@ -786,6 +828,12 @@ bool tuner_group(struct tuner *t, unsigned group, const bool *chosen, uint32_t o
         else if (!measure_unit(t, units[i])) return false;
     }
     return !is_over(t) ? unit_stages(t, own, n_own) && !base_interrupted : !base_interrupted;
+}
+
+bool tuner_changed(struct tuner *t, uint32_t unit) {
+    const struct tune_unit *u = &t->all.units[unit];
+    struct hash128 now = identity_of(t, u, u->now), best = identity_of(t, u, t->results[unit].best);
+    return memcmp(&now, &best, sizeof now) != 0;
 }
 
 unsigned tuner_choices(const struct tuner *t, uint32_t unit, struct tuned_row *out) {
@@ -805,7 +853,9 @@ unsigned tuner_choices(const struct tuner *t, uint32_t unit, struct tuned_row *o
 /* Settings that the first pass over a stage looks at, from what holds. */
 static size_t plan_stage(struct stage *s, bool shape) {
     size_t n = 0;
-    list_axes(s, shape);
+    s->n_axes = 0;
+    for (unsigned i = 0; i < s->template->n_params; i++)
+        if (is_open(s->t, s->template, i, shape)) add_axis(s, i);
     if (!s->n_axes) return 0;
     if (s->t->n_sweeps || s->t->search == TUNE_FULL) return product(s);
     for (unsigned i = 0; i < s->n_axes; i++) n += s->axes[i].n;
@@ -873,8 +923,10 @@ bool tuner_begin(struct tuner *t) {
         t->results[i].best = copy_setting(&s, u->now, t->a);
         add_memo(t, &t->results[i], (struct tune_memo){identity_of(t, u, u->now), "ok", 0, 0, 0});
         if (t->n_sweeps && !tune_sweep_find(t, u->template->name, NULL)) continue;
-        t->n_planned += plan_stage(&s, false) + plan_stage(&s, true);
+        t->results[i].n_first = plan_stage(&s, false) + plan_stage(&s, true);
+        t->n_later += t->results[i].n_first;
     }
+    t->n_planned = t->n_later;
     bench_init(&t->bench, &t->toolchain, t->all.program);
     return identify(t);
 }

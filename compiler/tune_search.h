@@ -31,6 +31,7 @@ struct tune_result {
     bool reused;                      /* from rows of an earlier tune */
     struct tune_memo *memo; unsigned n_memo, room_memo;
     struct tune_known *known; unsigned n_known, room_known;   /* by hash of the values; room is a power of two */
+    size_t n_first;                   /* settings that a first pass looks at, until the search of the group begins */
     bool *idle;                       /* [n_params]: parameters that make no difference; NULL: not asked yet */
 };
 
@@ -51,7 +52,7 @@ struct tuner {
     bool confirming;                  /* which does not matter while this is set */
     double start;
     struct progress progress;
-    size_t n_done, n_planned;
+    size_t n_done, n_planned, n_later;   /* candidates; later: of groups whose search has not begun, about */
     struct tune_result *results;      /* [n_units] */
     struct arena *a;
     struct diag *d;
@@ -71,6 +72,8 @@ void tuner_end(struct tuner *t);
 bool tuner_group(struct tuner *t, unsigned group, const bool *chosen, uint32_t only);
 /* Settings that a search of the unit looks at first, distinct and allowed ones; *n_illegal: that the contract refuses. */
 unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal);
+/* Whether what was found for a unit is another kernel or launch than what the spec chooses. */
+bool tuner_changed(struct tuner *t, uint32_t unit);
 /* What the group's choices, and those of the unit, set: rows for a spec; at most 2. */
 unsigned tuner_choices(const struct tuner *t, uint32_t unit, struct tuned_row *out);
 

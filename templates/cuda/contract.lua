@@ -268,7 +268,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local k_warps_set = n <= 8 and p.k_warps or p.k_groups
     if k_warps_set > 0 then wk = k_warps_set end
     if p.parts > 0 then parts = n <= 8 and 1 or p.parts end
-    local stages = p.places > 0 and p.places or 2
+    local stages = n > 8 and p.places > 0 and p.places or 2
     local function shared_bytes()
         local sums, places = wk * n * (wm * rt * 16 + (n > 1 and 4 or 0)) * 4, 0
         for _, quant in ipairs(n > 8 and quants or {}) do
@@ -295,10 +295,13 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
                             shared_bytes(), room))
     end
     key.wm, key.wk, key.rt, key.blocks, key.splits, key.stages = wm, wk, rt, blocks, parts, stages
-    key.depth = p.ahead > 0 and p.ahead or kind.ahead[n * matrices == 1 and 1 or 2]
+    key.depth = n <= 8 and p.ahead > 0 and p.ahead or kind.ahead[n * matrices == 1 and 1 or 2]
     local n_groups = groups(rows)
     if parts > 1 and n_groups > 4096 then error(template .. ": more than 4,096 groups of rows have parts") end
-    return { items = n_groups, grid_y = parts, chunk = wm * wk * 32, shared = shared_bytes() }, n_groups * parts * n * rows
+    local shared = shared_bytes()
+    -- Nothing else fits beside a block that is to have an SM, however few registers it needs.
+    if n > 8 and blocks == 1 and p.resident == 0 then shared = math.max(shared, (room + 1024) // 2) end
+    return { items = n_groups, grid_y = parts, chunk = wm * wk * 32, shared = shared }, n_groups * parts * n * rows
 end
 
 -- The scratch of a launch whose rows have parts; else `otherwise`, unused.
