@@ -87,7 +87,7 @@ template "rope_store_bias" {
     keys = { "n", "n_head", "n_head_kv", "head_dim", "rope_dim", "neox", "qk_norm", "bias", "eps", "kv", "ctx" },
 }
 local attention_params = {
-    { name = "warps", shape = true, values = { 1, 2, 4, 8 }, default = 4,
+    { name = "warps", shape = true, values = { 1, 2, 4, 8 }, default = 8,
       doc = "warps that share the positions of a split (fixes the order of sums)" },
 }
 template "attention" {      -- all of it, where head_dim is a multiple of 32
@@ -174,24 +174,26 @@ end
 
 -- The types. A step of K in shared memory, as in many.cuh: bytes of a row tile, blocks of 32 columns, and how many planes of
 -- sums go with them. ahead: pairs of blocks loaded ahead where a warp has one tile of one token, and where it has more.
--- wide: f32, two fragments of each weight. Of gate and up, one token: thrifty: three blocks an SM, as ptxas takes what it is
--- given, and then spills; roomy: fewer warps a block, as it needs more.
+-- wide: f32, two fragments of each weight. most: warps along K of a block to 8 tokens, 10 otherwise; pair: of gate and up.
+-- thrifty: needs few registers, and may have more loads under way. wave: registers that 8 tokens and one tile need, where all blocks
+-- at once, if they fit an SM, are faster than few with more registers; two: 128 are enough for two tiles. crowd: many warps
+-- whatever the shape, as taking a weight apart is work.
 local types = {
     f32 = { tile = 4096, blocks = 2, sums = 0, ahead = { 1, 1 }, wide = true },
-    f16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 2 } },
+    f16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 2 }, crowd = true },
     bf16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 1 } },
-    q4_0 = { tile = 2304, blocks = 8, sums = 0, ahead = { 4, 2 }, thrifty = true },
-    q4_1 = { tile = 2560, blocks = 8, sums = 1, ahead = { 4, 2 }, thrifty = true },
-    q5_0 = { tile = 2816, blocks = 8, sums = 0, ahead = { 4, 2 }, roomy = true },
-    q5_1 = { tile = 3072, blocks = 8, sums = 1, ahead = { 4, 2 }, roomy = true },
+    q4_0 = { tile = 2304, blocks = 8, sums = 0, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73, two = true },
+    q4_1 = { tile = 2560, blocks = 8, sums = 1, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73 },
+    q5_0 = { tile = 2816, blocks = 8, sums = 0, ahead = { 4, 2 }, pair = 8 },
+    q5_1 = { tile = 3072, blocks = 8, sums = 1, ahead = { 4, 2 }, pair = 8 },
     q8_0 = { tile = 4352, blocks = 8, sums = 0, ahead = { 2, 2 } },
-    q2_k = { tile = 1344, blocks = 8, sums = 2, ahead = { 4, 4 }, roomy = true },
-    q3_k = { tile = 1760, blocks = 8, sums = 0, ahead = { 4, 4 }, roomy = true },
-    q4_k = { tile = 2368, blocks = 8, sums = 1, ahead = { 4, 2 }, thrifty = true },
-    q5_k = { tile = 2880, blocks = 8, sums = 1, ahead = { 4, 2 }, roomy = true },
-    q6_k = { tile = 3360, blocks = 8, sums = 0, ahead = { 4, 2 } },
-    iq4_nl = { tile = 2304, blocks = 8, sums = 0, ahead = { 4, 2 } },
-    iq4_xs = { tile = 2208, blocks = 8, sums = 0, ahead = { 4, 2 } },
+    q2_k = { tile = 1344, blocks = 8, sums = 2, ahead = { 4, 4 }, pair = 8 },
+    q3_k = { tile = 1760, blocks = 8, sums = 0, ahead = { 4, 4 }, pair = 8, crowd = true },
+    q4_k = { tile = 2368, blocks = 8, sums = 1, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73, two = true },
+    q5_k = { tile = 2880, blocks = 8, sums = 1, ahead = { 4, 2 }, pair = 8 },
+    q6_k = { tile = 3360, blocks = 8, sums = 0, ahead = { 4, 2 }, most = 8, wave = 128 },
+    iq4_nl = { tile = 2304, blocks = 8, sums = 0, ahead = { 4, 2 }, crowd = true },
+    iq4_xs = { tile = 2208, blocks = 8, sums = 0, ahead = { 4, 2 }, crowd = true },
     mxfp4 = { tile = 2176, blocks = 8, sums = 0, ahead = { 4, 2 } },
 }
 local function place_bytes(quant, tiles, n)
@@ -247,6 +249,30 @@ end
 local few_shapes = { { 8, 2, 1 }, { 8, 1, 1 }, { 4, 2, 1 }, { 4, 1, 1 }, { 2, 2, 1 }, { 2, 1, 1 }, { 1, 1, 1 } }
 local many_shapes = { { 4, 2, 2 }, { 8, 2, 1 }, { 4, 1, 2 }, { 8, 1, 1 }, { 4, 1, 1 }, { 2, 1, 1 } }
 
+-- How to cut a matrix for 8 tokens and fewer: warps along K, and blocks an SM. Loads under way are what an SM needs: where it has
+-- many row tiles, few warps for each, which then have long rows and little to add up at the end; where it has one or two, as many
+-- warps as there are. tiles: row tiles of a matrix. Numbers by measurement on an H200.
+local function few_k_warps(tiles, slices, matrices, kind)
+    if kind.wide then return 8 // matrices end
+    local per_sm = tiles / math.max(target.sms, 1)
+    if kind.thrifty and matrices == 1 and per_sm < 2 and slices <= 16 then return slices end
+    local most = (matrices == 2 and kind.pair or kind.most or 10) // matrices
+    if per_sm >= 2 and not kind.crowd then
+        local enough = matrices == 2 and 13 / per_sm or math.min(80 / per_sm, slices / 2.5)
+        most = math.min(most, math.max(1, math.floor(enough)))
+    end
+    if most < 8 and not kind.crowd then most = most >= 4 and 4 or most >= 2 and 2 or 1 end
+    return k_warps(slices, most)
+end
+
+local SM_REGISTERS = 65536
+
+-- Blocks an SM should hold for 8 tokens: all that there are at once, if registers allow. regs: that a thread needs.
+local function few_blocks(n_groups, threads, regs)
+    local wave, room = ceil_div(n_groups, math.max(target.sms, 1)), SM_REGISTERS // threads
+    return math.max(1, math.min(16, wave <= room // regs and wave or math.min(wave, room // math.max(regs + 16, 128))))
+end
+
 -- Completes key with what the sources read: wm, wk, rt, depth, blocks, splits, stages. Returns the launch's grid, block
 -- and shared memory, and the floats of its parts. groups(rows of a block): how many blocks along the rows; tiles: of all
 -- matrices; quants: the types that the kernel reads.
@@ -255,10 +281,14 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local wm, wk, rt, parts, blocks, way
     if n <= 8 then
         wm, rt, parts = matrices, matrices, 1
-        wk = kind.wide and 8 // wm or k_warps(slices, (matrices == 2 and kind.roomy and 8 or 10) // wm)
+        wk = few_k_warps(all_tiles // matrices, slices, matrices, kind)
         blocks = (n > 1 or kind.wide) and 1 or 2
         if n == 1 and matrices == 2 and wk <= 4 and kind.thrifty then blocks = 3 end
         if n == 8 and kind.wide then wm, rt = wm * rt, 1 end   -- fewer registers
+        if n == 8 and kind.wave then
+            blocks = few_blocks(groups(wm * rt * 16), wm * wk * 32, rt > 1 and 160 or kind.wave)
+            if rt == 1 and kind.two and wk * 32 * 2 * kind.wave > SM_REGISTERS and groups(wm * 16) > blocks * target.sms then rt = 2 end
+        end
     else
         way, parts = cut(all_tiles, ceil_div(key.k, 32 * kind.blocks))
         wm, wk, rt, blocks = way.wm, way.k_groups, way.rt, way.two and 2 or 1
@@ -295,7 +325,10 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
                             shared_bytes(), room))
     end
     key.wm, key.wk, key.rt, key.blocks, key.splits, key.stages = wm, wk, rt, blocks, parts, stages
-    key.depth = n <= 8 and p.ahead > 0 and p.ahead or kind.ahead[n * matrices == 1 and 1 or 2]
+    local regs = SM_REGISTERS // (blocks * wm * wk * 32)
+    local deep = n * matrices == 1
+    if kind.thrifty and (n == 1 or (n == 8 and kind.two)) then deep = regs >= (deep and 72 or 128) end
+    key.depth = n <= 8 and p.ahead > 0 and p.ahead or kind.ahead[deep and 1 or 2]
     local n_groups = groups(rows)
     if parts > 1 and n_groups > 4096 then error(template .. ": more than 4,096 groups of rows have parts") end
     local shared = shared_bytes()
