@@ -50,8 +50,8 @@ def environment(where, play, driver=None):
     return product.environment(JLLM_LIBCUDA=driver or os.path.join(where, "fake/libcuda.so.1"), JLLM_FAKE_CUDA=play)
 
 
-def board(name, *args, play="", driver=None, cpu="max"):
-    return product.run(QEMU, "-L", LIBC, "-cpu", cpu, os.path.join(OUT, name), *args, env=environment(OUT, play, driver))
+def board(name, *args, play="", driver=None, cpu="max", timeout=120):
+    return product.run(QEMU, "-L", LIBC, "-cpu", cpu, os.path.join(OUT, name), *args, env=environment(OUT, play, driver), timeout=timeout)
 
 
 def here(name, *args, play="", driver=None):

@@ -16,6 +16,7 @@ import numpy as np
 import oracle
 import product
 import test_aarch64
+import test_golden
 
 BOUND = 1e-3
 LENGTHS = (1, 2, 5, 7, 8, 9, 31, 33, 40, 64, 70, 129)
@@ -99,6 +100,19 @@ class Types(product.Case):
                 row = re.search(rf"(?m)^\| {kind} \| rows16 \|.*\| ([\d.]+) \|$", text)
                 self.assertTrue(row, text)
                 self.assertEqual(row.group(1), "1.000")
+
+
+@unittest.skipIf(test_aarch64.LACKING, test_aarch64.LACKING)
+@unittest.skipUnless(CROSS, "no aarch64-linux-gnu-gcc: it is in the package gcc-aarch64-linux-gnu")
+class Board(product.Case):
+    @test_golden.needs_model
+    def test_golden_text(self):
+        """A real model, compiled here for a board's CPU, answers there."""
+        case = next(c for c in product.golden("smollm2-135m.json")[0]["cases"] if c["name"] == "chat-capital")
+        made = product.plan(test_golden.MODEL, "--spec", "cpu_a78ae", "--set", "buckets=8")
+        r = self.ok(test_aarch64.board("jllm-run", made, "-p", case["messages"][-1]["content"], "-n", len(case["continuation"]), "--temp", 0,
+                                       timeout=600, cpu="cortex-a57"))
+        self.assertEqual(r.text.strip(), case["continuation_text"].strip())
 
 
 @unittest.skipUnless(PC, "this is no x86-64 machine")
