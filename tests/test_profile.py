@@ -110,6 +110,18 @@ class Written(Profile):
         for o in with_bytes:
             self.assertAlmostEqual(o["gbps"], moved(o) / o["us"] / 1e3, delta=1e-5 * o["gbps"])
 
+    def test_windows(self):
+        """A layer with a window reads what that lets it see."""
+        gemma = product.model("--arch", "gemma3", "--embd", 64, "--ffn", 96, "--heads", 2, "--kv-heads", 1, "--head-dim", 32, "--type", "q8_0", "--ctx", 128,
+                              "--layers", 3, "--window", 20, "--window-pattern", 3)
+        plan = product.plan(gemma, "--set", "buckets=8")
+        for depth, before in ((60, 19), (5, 5)):
+            rows = self.profile("--ops", "1,8", "-d", depth, plan=plan)
+            for phase in of(rows, "phase"):
+                n = phase["n_tokens"]
+                readers = {o["layers"]: o["cache_bytes"] / (2 * 32 * 4) for o in of(rows, "op", phase["phase"]) if "cache_bytes" in o}
+                self.assertEqual(readers, {"0-1": before + n, "2": depth + n})
+
     def test_a_cache_that_holds_all(self):
         plan = product.plan(product.model(*TINY), *self.SETS, "--set", "target.l2_mib=64")
         rows = self.profile("--ops", "1", plan=plan)

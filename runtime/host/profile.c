@@ -267,12 +267,12 @@ static bool uses_cache(const struct profile *p, const struct plan_launch *l) {
 static void find_readers(const struct profile *p, struct pass *m) {
     const struct jllm_info *info = p->info;
     const struct plan_launch *l = p->all + m->phase->first_launch;
-    double bytes = (double)info->cache_bytes / info->ctx_max / info->n_layer * (double)(m->depth + m->phase->n_tokens);
+    double position_bytes = (double)info->cache_bytes / info->ctx_max / info->n_layer;
     for (uint32_t i = 0; i < m->n; i++) {
         uint32_t later = i + 1;
         if (l[i].layer == UINT32_MAX || !uses_cache(p, &l[i])) continue;
         while (later < m->n && !(l[later].layer == l[i].layer && uses_cache(p, &l[later]))) later++;
-        if (later == m->n) m->cache_bytes[i] = bytes;
+        if (later == m->n) m->cache_bytes[i] = position_bytes * ops_positions(p->plan, l[i].layer, (double)m->depth, m->phase->n_tokens);
     }
 }
 

@@ -19,6 +19,7 @@
 #include "chat.h"
 #include "measure.h"
 #include "npy.h"
+#include "ops.h"
 #include "perf_map.h"
 #include "profile.h"
 #include "sampler.h"
@@ -368,8 +369,9 @@ static void show_audit(const struct run *r, uint64_t steps, double seconds, doub
     const void *section = jllm_plan_section(r->plan, PLAN_FORECAST, &bytes);
     if (!section || bytes != sizeof f) return;
     memcpy(&f, section, sizeof f);
-    double depth = (double)r->prompt.n + (double)steps / 2, spec_gbps = f.rates.dram_gbps, rate = (double)steps / seconds;
-    double expected_ns = f.decode_ns + depth * f.position_ns, floor_ns = f.decode_floor_ns + depth * f.position_floor_ns;
+    double depth = (double)r->prompt.n + (double)steps / 2, spec_gbps = f.rates.dram_gbps, rate = (double)steps / seconds, positions = 0;
+    for (uint32_t i = 0; i < r->info->n_layer; i++) positions += ops_positions(r->plan, i, depth - 1, 1) / r->info->n_layer;
+    double expected_ns = f.decode_ns + positions * f.position_ns, floor_ns = f.decode_floor_ns + positions * f.position_floor_ns;
     if (peak > 0 && spec_gbps > 0) floor_ns *= spec_gbps / peak;
     fprintf(stderr, "%16s      = %10.2f tokens per second", "audit", rate);
     if (f.decode_floor_ns > 0) fprintf(stderr, " = %.0f %% of this plan's floor here (%.4g)", 1e-7 * rate * floor_ns, 1e9 / floor_ns);
