@@ -164,6 +164,7 @@ class Same(product.Case):
                 self.refused(self.same(plan, "-p", "abc", "-n", "20", "--temp", "0", play=play), 3, re.escape(words))
         for driver in ("/no/such/libcuda.so.1", "libm.so.6"):
             self.refused(self.same(plan, "--selftest", driver=driver), 3, re.escape(driver))
+        self.refused(self.same(plan, "-p", "abc", "--perf-map"), 1, "--perf-map is for CPU plans")
         self.refused(self.same(plan, "--selftest", "--device", "cpu"), 1, "for the device cuda and not for cpu")
 
     def test_damaged(self):
