@@ -123,6 +123,15 @@ static double prompt_ns(const struct program *p, const uint64_t *token_ns, const
     return ns;
 }
 
+double cost_positions(const struct model *m, double depth) {
+    double sum = 0;
+    for (uint32_t i = 0; i < m->n_layer; i++) {
+        double window = m->layers[i].window;
+        sum += window > 0 && window < depth ? window : depth;
+    }
+    return sum / m->n_layer;
+}
+
 void cost_forecast(const struct program *p, const uint64_t *token_ns, const uint16_t *cover, struct plan_forecast *f) {
     *f = (struct plan_forecast){.sms = (uint32_t)spec_get(p->spec, "target.sms")->integer};
     struct plan_rates here = rates_of_program(p), *r = &f->rates;

@@ -39,4 +39,8 @@ const uint16_t *cost_cover(const struct program *p, const uint64_t *token_ns, st
 /* What the plan takes, by its phases (after cost_phases) and cover. */
 void cost_forecast(const struct program *p, const uint64_t *token_ns, const uint16_t *cover, struct plan_forecast *f);
 
+/* How many positions of the cache a step at this depth reads, by the bytes of one position in all layers: layers with a window
+ * read that at most. */
+double cost_positions(const struct model *m, double depth);
+
 #endif

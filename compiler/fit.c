@@ -25,11 +25,13 @@ static double per_second(double ns) { return ns > 0 ? 1e9 / ns : 0; }
 
 static json_t *or_null(double x, bool known) { return known ? report_real(x) : json_null(); }
 
+static double full_cache_ns(const struct lowered *l) { return l->forecast.position_ns * cost_positions(&l->model, l->program.ctx_max); }
+
 /* Memory first: what does not fit has no speed. A cache that is full can bind more than what binds an empty one. */
 static const char *what_binds(const struct lowered *l, bool fits) {
     const struct plan_forecast *f = &l->forecast;
     if (!fits) return "memory";
-    return f->position_ns * l->program.ctx_max > f->decode_ns ? "cache" : cost_bound_names[f->bound];
+    return full_cache_ns(l) > f->decode_ns ? "cache" : cost_bound_names[f->bound];
 }
 
 static void add_row(struct fit *t, const struct lowered *l, const char *quants) {
@@ -47,7 +49,7 @@ static void add_row(struct fit *t, const struct lowered *l, const char *quants) 
     report_set(row, "needs_gib", json_real((need.weights + need.cache + need.activations) / (1 << 30)));
     report_set(row, "has_gib", or_null(need.room / (1 << 30), need.stated));
     report_set(row, "decode_tok_s", or_null(per_second(f->decode_ns), fits));
-    report_set(row, "decode_tok_s_full", or_null(per_second(f->decode_ns + f->position_ns * l->program.ctx_max), fits));
+    report_set(row, "decode_tok_s_full", or_null(per_second(f->decode_ns + full_cache_ns(l)), fits));
     report_set(row, "first_token_ms", or_null(f->prompt_ns / 1e6, fits));
     report_set(row, "load_s", or_null(f->load_ns / 1e9, fits && f->load_ns > 0));
     report_set(row, "binds", report_text(what_binds(l, fits)));

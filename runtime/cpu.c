@@ -241,6 +241,11 @@ static void cpu_describe(const void *state, struct jllm_info *info) {
     info->n_threads = s->n_threads;
 }
 
+static const uint8_t *cpu_code(const void *state) {
+    const struct cpu_state *s = state;
+    return s->code;
+}
+
 static uint8_t *memory_take(uint64_t bytes) {
     void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                    -1, 0);
@@ -319,6 +324,7 @@ const struct device_ops device_cpu = {
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,
+    .code = cpu_code,
     .context_new = cpu_context_new,
     .context_free = cpu_context_free,
     .run = cpu_run,

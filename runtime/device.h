@@ -48,6 +48,8 @@ struct device_ops {
     void (*close)(void *state);
     /* Fills in what info says about the device: its name, threads, bandwidth. */
     void (*describe)(const void *state, struct jllm_info *info);
+    /* PLAN_CODE as it is executed; NULL for a device that has a memory of its own. */
+    const uint8_t *(*code)(const void *state);
     void *(*context_new)(void *state, struct jllm_error *e);
     void (*context_free)(void *context);
     /* Run launches [first, first + n) with this step; returns when they are done. */

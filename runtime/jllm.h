@@ -72,6 +72,15 @@ JLLM_API const struct jllm_info *jllm_plan_info(const struct jllm_plan *plan);
  * kind is an enum plan_section_kind of plan.h. */
 JLLM_API const void *jllm_plan_section(const struct jllm_plan *plan, uint32_t kind, size_t *bytes);
 
+/* Where a kernel's machine code lies in this process's memory, for profilers and debuggers. What a GPU runs does not. */
+struct jllm_kernel {
+    const char *name;     /* the kernel's, as in jllmc inspect */
+    const void *address;
+    size_t bytes;
+};
+/* Of kernel 0, 1, ...; false: there are no more, or they are a GPU's. Valid as long as the plan. */
+JLLM_API bool jllm_plan_kernel(const struct jllm_plan *plan, size_t index, struct jllm_kernel *kernel);
+
 /* Check the hash of every weight. False: *e names the first damaged piece. */
 JLLM_API bool jllm_verify(const struct jllm_plan *plan, struct jllm_error *e);
 

@@ -258,7 +258,7 @@ enum { PLAN_FORECAST_PROMPT = 33 };
 struct plan_forecast {
     struct plan_rates rates;
     double decode_floor_ns, decode_ns;       /* one step with an empty cache, */
-    double position_floor_ns, position_ns;   /* and what each position of the cache adds */
+    double position_floor_ns, position_ns;   /* and what each position of the cache adds that all layers read */
     double prompt_ns;         /* a prompt of PLAN_FORECAST_PROMPT tokens, to its logits */
     double load_ns;           /* 0: not known */
     uint32_t sms, bound;      /* bound: enum cost_bound of a decode step, in the compiler's cost.h */

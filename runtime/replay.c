@@ -99,6 +99,13 @@ const void *jllm_plan_section(const struct jllm_plan *p, uint32_t kind, size_t *
     return p->view.tail + s->offset;
 }
 
+bool jllm_plan_kernel(const struct jllm_plan *p, size_t index, struct jllm_kernel *kernel) {
+    if (!p->ops->code || index >= p->view.n_kernels) return false;
+    const struct plan_kernel *k = &p->view.kernels[index];
+    *kernel = (struct jllm_kernel){p->view.strings + k->name, p->ops->code(p->device) + k->code_offset, (size_t)k->code_bytes};
+    return true;
+}
+
 bool jllm_verify(const struct jllm_plan *p, struct jllm_error *e) {
     return plan_verify_weights(&p->view, e);
 }

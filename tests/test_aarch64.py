@@ -50,8 +50,8 @@ def environment(where, play, driver=None):
     return product.environment(JLLM_LIBCUDA=driver or os.path.join(where, "fake/libcuda.so.1"), JLLM_FAKE_CUDA=play)
 
 
-def board(name, *args, play="", driver=None, cpu="max"):
-    return product.run(QEMU, "-L", LIBC, "-cpu", cpu, os.path.join(OUT, name), *args, env=environment(OUT, play, driver))
+def board(name, *args, play="", driver=None, cpu="max", timeout=120):
+    return product.run(QEMU, "-L", LIBC, "-cpu", cpu, os.path.join(OUT, name), *args, env=environment(OUT, play, driver), timeout=timeout)
 
 
 def here(name, *args, play="", driver=None):
@@ -164,6 +164,7 @@ class Same(product.Case):
                 self.refused(self.same(plan, "-p", "abc", "-n", "20", "--temp", "0", play=play), 3, re.escape(words))
         for driver in ("/no/such/libcuda.so.1", "libm.so.6"):
             self.refused(self.same(plan, "--selftest", driver=driver), 3, re.escape(driver))
+        self.refused(self.same(plan, "-p", "abc", "--perf-map"), 1, "--perf-map is for CPU plans")
         self.refused(self.same(plan, "--selftest", "--device", "cpu"), 1, "for the device cuda and not for cpu")
 
     def test_damaged(self):

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 import unittest
 
 import numpy as np
@@ -29,6 +30,14 @@ def chain(*tokens):
 
 def script(text):
     return [*text.encode()]
+
+
+def wait_until(happened, seconds=60):
+    end = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > end:
+            raise AssertionError("it never came to pass")
+        time.sleep(0.01)
 
 
 class Cli(product.Case):
@@ -320,6 +329,32 @@ class Run(Cli):
             with self.subTest(flags):
                 r = product.run("jllm-run", self.hi, "-p", "x", *flags, asan=True)
                 self.usage(r, flags[0], r"part of the plan" if flags == ("-fa",) else r"jllmc compile")
+
+    def test_perf_map(self):
+        """Every kernel by the name that inspect gives it, where the process may execute; no link is followed."""
+        kernels = [k["name"] for k in json.loads(self.ok(product.run("jllmc", "inspect", self.hi, "-o", "json")).text)["kernels"]]
+        target = product.write(product.path("perf-target"), b"mine")
+        p = subprocess.Popen(["sh", "-c", 'ln -s "$0" /tmp/perf-$$.map; exec "$@"', target, product.tool("jllm-run", True), self.hi, "--tokenize", "--perf-map"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=product.environment())
+        where = f"/tmp/perf-{p.pid}.map"
+        try:
+            wait_until(lambda: os.path.exists(where) and not os.path.islink(where) and product.read(where).count(b"\n") == len(kernels))
+            maps = [re.match(r"(\w+)-(\w+) (\S+)", line).groups() for line in product.read(f"/proc/{p.pid}/maps").decode().splitlines()]
+            out, err = p.communicate(b"x", timeout=60)
+            self.assertEqual((p.returncode, err), (0, b""), out)
+            lines = [line.split() for line in product.read(where).decode().splitlines()]
+        finally:
+            p.kill()
+            os.unlink(where)
+        self.assertEqual([name for _, _, name in lines], kernels)
+        self.assertEqual(product.read(target), b"mine")
+        code = [(int(a, 16), int(b, 16)) for a, b, flags in maps if "x" in flags and "w" not in flags]
+        end = 0
+        for at, size in sorted((int(at, 16), int(size, 16)) for at, size, _ in lines):
+            self.assertGreaterEqual(at, end)
+            end = at + size
+            self.assertGreater(size, 0)
+            self.assertTrue(any(a <= at and end <= b for a, b in code), f"{at:x} is in no executable mapping")
 
     def test_plans_that_cannot_be_opened(self):
         r = product.run("jllm-run", product.path("cli/none.plan"), "-p", "x", asan=True)
@@ -645,6 +680,14 @@ class Bench(Cli):
         self.assertRegex(table, r"(?m)^\| decode \| head \| matmul \| q8_0 \|")
         for flags, said in ((("--ops", "7"), "no bucket of so many tokens"), (("--ops", "-d", "1,2"), "one -d")):
             self.usage(product.run("jllm-bench", self.plan, *flags), said)
+
+    def test_perf_map(self):
+        self.usage(product.run("jllm-bench", self.plan, "--perf-map", "-t", "1,2"), "--perf-map takes one -t")
+        p = subprocess.Popen([product.tool("jllm-bench"), self.plan, "--perf-map", "-p", "3", "-n", "0", "-r", "1"], stdout=subprocess.DEVNULL, env=product.environment())
+        self.assertEqual(p.wait(timeout=60), 0)
+        names = re.findall(r"(?m)^[0-9a-f]+ [0-9a-f]+ (\S+)$", product.read(f"/tmp/perf-{p.pid}.map").decode())
+        os.unlink(f"/tmp/perf-{p.pid}.map")
+        self.assertEqual(names, [k["name"] for k in json.loads(self.ok(product.run("jllmc", "inspect", self.plan, "-o", "json")).text)["kernels"]])
 
     def test_peak(self):
         r = self.ok(product.run("jllm-bench", "--peak"))

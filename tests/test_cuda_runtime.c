@@ -455,6 +455,7 @@ static void test_info(void **state) {
     assert_string_equal(info->device_name, "Fake GPU");
     assert_true(info->peak_gbps == 64);
     assert_int_equal(info->n_units, 8);
+    assert_false(jllm_plan_kernel(plan, 0, &(struct jllm_kernel){0}));   /* its code lies in the GPU's memory */
     jllm_close(plan);
     expect_clean();
 }

@@ -132,6 +132,16 @@ class Table(Fit):
             self.assertEqual(r.rc, rc, str(r))
         self.assertIsNone(self.rows(model)[0]["fits"])       # a CPU's memory is not stated
 
+    def test_a_full_cache_with_windows(self):
+        """Layers with a window read no more of it than that."""
+        def full_s(window):
+            model = product.model(*TINY, "--arch", "gemma3", "--layers", 4, "--window", window, "--window-pattern", 2, "--ctx", 4096)
+            row = self.row(model, "cpu", 4096)
+            return 1 / row["decode_tok_s_full"] - 1 / row["decode_tok_s"]
+        all_see_all = full_s(4096)
+        for window in (16, 1024):
+            self.assertLess(within((2 * 4096 + 2 * window) / (4 * 4096), full_s(window) / all_see_all), 1e-3)
+
     def test_the_last_line_of_a_compile(self):
         """It is the table's row for the plan's context."""
         model, out = product.model(*TINY), product.path("fit/line.plan")

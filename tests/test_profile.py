@@ -110,6 +110,18 @@ class Written(Profile):
         for o in with_bytes:
             self.assertAlmostEqual(o["gbps"], moved(o) / o["us"] / 1e3, delta=1e-5 * o["gbps"])
 
+    def test_windows(self):
+        """A layer with a window reads what that lets it see."""
+        gemma = product.model("--arch", "gemma3", "--embd", 64, "--ffn", 96, "--heads", 2, "--kv-heads", 1, "--head-dim", 32, "--type", "q8_0", "--ctx", 128,
+                              "--layers", 3, "--window", 20, "--window-pattern", 3)
+        plan = product.plan(gemma, "--set", "buckets=8")
+        for depth, before in ((60, 19), (5, 5)):
+            rows = self.profile("--ops", "1,8", "-d", depth, plan=plan)
+            for phase in of(rows, "phase"):
+                n = phase["n_tokens"]
+                readers = {o["layers"]: o["cache_bytes"] / (2 * 32 * 4) for o in of(rows, "op", phase["phase"]) if "cache_bytes" in o}
+                self.assertEqual(readers, {"0-1": before + n, "2": depth + n})
+
     def test_a_cache_that_holds_all(self):
         plan = product.plan(product.model(*TINY), *self.SETS, "--set", "target.l2_mib=64")
         rows = self.profile("--ops", "1", plan=plan)
@@ -143,6 +155,51 @@ class Written(Profile):
         full = self.ok(product.run("jllm-run", self.plan, "-no-cnv", "-p", "a" * 20, "-n", -1, "--ignore-eos", "--temp", 0, "-t", 1, "--profile", to))
         self.assertIn("is full", full.err)
         self.assertEqual([p["depth"] for p in of(rows_of(to), "phase") if p["kind"] == "decode"], [self.inspected["info"]["ctx_max"] - 1])
+
+    def tables(self, r):
+        """{(kind, tokens): (position, ms, [(op, kernel, count, ms, share, GB/s or None)])} of stderr."""
+        parts = re.split(r"(?m)^(\w+) of (\d+) tokens? at position (\d+): ([\d.]+) ms a pass\nop +kernel +count +ms +share +GB/s$", r.err)[1:]
+        row = re.compile(r"(?m)^(\w+) +(\w+) +(\d+) +([\d.]+) +([\d.]+) %(?: +([\d.]+))?$")
+        out = {}
+        for kind, n, depth, ms, body in zip(*(parts[i::5] for i in range(5))):
+            rows = [(op, kernel, int(count), float(t), float(share), float(rate) if rate else None) for op, kernel, count, t, share, rate in row.findall(body)]
+            self.assertEqual(len(rows), len(body.strip().splitlines()), body)
+            out[kind, int(n)] = int(depth), float(ms), rows
+        return out
+
+    def test_table_of_an_answer(self):
+        """-v: after the answer, what --profile writes, by op and template."""
+        args = ("jllm-run", self.plan, "-no-cnv", "-p", "a" * 30, "-n", 6, "--ignore-eos", "--temp", 0, "-t", 1)
+        plain = self.ok(product.run(*args))
+        self.assertEqual(self.tables(plain), {})
+        to = product.path("table.jsonl")
+        for flags in (("-v",), ("-v", "--profile", to)):
+            r = self.ok(product.run(*args, *flags, asan=True))
+            self.assertEqual(r.out, plain.out)
+            tables = self.tables(r)
+            self.assertEqual({k for k, _ in tables}, {"prefill", "head", "decode"})
+            self.assertGreater(r.err.index("decode of 1 token at"), r.err.index("logits hash"))
+            for (kind, n), (_, ms, rows) in tables.items():
+                launches = next(p["launches"] for p in self.inspected["phases"] if (p["kind"], p["n_tokens"]) == (kind, n))
+                self.assertEqual(sum(x[2] for x in rows), launches)
+                self.assertEqual(len({x[:2] for x in rows}), len(rows))
+                self.assertAlmostEqual(sum(x[4] for x in rows), 100, delta=0.06 * len(rows))
+                self.assertEqual([x[3] for x in rows], sorted((x[3] for x in rows), reverse=True))
+                self.assertGreater(ms, 0)
+                self.assertIsNotNone(next(x for x in rows if x[1] == "matmul")[5])
+                self.assertIsNone(next((x for x in rows if x[1] == "act_mul"), [None] * 6)[5])
+        written = rows_of(to)
+        for phase in of(written, "phase"):
+            depth, ms, rows = tables[phase["kind"], phase["n_tokens"]]
+            self.assertEqual(depth, phase["depth"])
+            self.assertAlmostEqual(ms, phase["replay_us"] / 1e3, delta=6e-4)
+            for op, kernel, count, t, _, rate in rows:
+                mine = [o for o in of(written, "op") if (o["phase"], o["op"], o["template"]) == (phase["phase"], op, kernel)]
+                us = sum(o["us"] * o["count"] for o in mine)
+                self.assertEqual(sum(o["count"] for o in mine), count)
+                self.assertAlmostEqual(us / 1e3, t, delta=6e-4)
+                size = sum((o.get("bytes", 0) + o.get("cache_bytes", 0)) * o["count"] for o in mine)
+                self.assertAlmostEqual(size / us / 1e3, rate or 0, delta=0.06)
 
     def test_refused(self):
         there = product.write(product.path("there.jsonl"), b"mine")

@@ -513,6 +513,28 @@ static void test_info(void **state) {
     jllm_close(plan);
 }
 
+/* All kernels, one after the other; their code is where they are called, which is not in the file's mapping. */
+static void test_kernels(void **state) {
+    (void)state;
+    struct jllm_plan *plan = open_tiny(NULL, 1);
+    const struct plan_kernel *k;
+    struct jllm_kernel kernel = {0};
+    size_t bytes, code_bytes, n = 0;
+    k = jllm_plan_section(plan, PLAN_KERNELS, &bytes);
+    const uint8_t *code = jllm_plan_section(plan, PLAN_CODE, &code_bytes), *first = NULL;
+    for (; jllm_plan_kernel(plan, n, &kernel); n++) {
+        const uint8_t *at = kernel.address;
+        if (!n) first = at - k->code_offset;
+        assert_int_equal(at - first, k[n].code_offset);
+        assert_int_equal(kernel.bytes, k[n].code_bytes);
+        assert_memory_equal(at, code + k[n].code_offset, kernel.bytes);
+        assert_ptr_not_equal(at, code + k[n].code_offset);
+    }
+    assert_int_equal(n, bytes / sizeof *k);
+    assert_string_equal(kernel.name, plan->view.strings + k[n - 1].name);
+    jllm_close(plan);
+}
+
 static void test_verify_on_open(void **state) {
     (void)state;
     struct plan_builder b;
@@ -647,6 +669,7 @@ int main(void) {
         cmocka_unit_test(test_features),
         cmocka_unit_test(test_memory_is_asked_first),
         cmocka_unit_test(test_info),
+        cmocka_unit_test(test_kernels),
         cmocka_unit_test(test_verify_on_open),
         cmocka_unit_test(test_selftest),
         cmocka_unit_test(test_selftest_names_the_kernel),

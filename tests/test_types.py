@@ -16,15 +16,20 @@ import numpy as np
 import oracle
 import product
 import test_aarch64
+import test_golden
 
 BOUND = 1e-3
 LENGTHS = (1, 2, 5, 7, 8, 9, 31, 33, 40, 64, 70, 129)
 LONGEST = 300
 MODEL = ("--embd", 256, "--ffn", 256, "--heads", 4, "--kv-heads", 4, "--head-dim", 64, "--layers", 1)
 BUCKETS = ("--set", "buckets=8,32")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+# As many as there are types.
+MATRICES = ("token_embd", "output", *(f"blk.{i}.{m}" for i in range(2) for m in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")))
 # What an arch needs that this machine may lack, by /proc/cpuinfo.
 NEEDS = {"portable": set(), "x86-64-v3": {"avx2", "fma", "f16c", "bmi2"},
          "x86-64-v4": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}}
+ARCHES = ("portable", "x86-64-v3", "x86-64-v4", "aarch64")
 FLAGS = set(re.search(r"(?m)^flags\s*:(.*)|\Z", product.read("/proc/cpuinfo").decode()).group(0).split())
 PC = platform.machine() == "x86_64"
 CROSS = shutil.which("aarch64-linux-gnu-gcc")
@@ -45,9 +50,11 @@ def board_logits(plan_path, ids):
 
 class Types(product.Case):
     def agree(self, arch, logits, longest, lengths):
+        """One type in all matrices; which family has it is another on each instruction set."""
         for i, kind in enumerate(product.TYPES):
-            with self.subTest(kind):
-                gguf = product.model(*MODEL, "--arch", ("llama", "qwen3")[i % 2], "--type", kind, *(["--tied"] if i % 3 else []))
+            family = FAMILIES[(i + i // 4 + ARCHES.index(arch)) % 4]
+            with self.subTest(kind, family=family):
+                gguf = product.model(*MODEL, "--arch", family, "--type", kind, *(["--tied"] if i % 3 else []))
                 ids, made = product.some_ids(longest, 256, i), plan(gguf, arch)
                 whole = logits(made, ids)
                 self.assert_close(oracle.Model(gguf).logits(ids), whole, BOUND, f"{kind} on {arch}")
@@ -56,10 +63,23 @@ class Types(product.Case):
                 if arch == "x86-64-v4":
                     np.testing.assert_array_equal(product.logits(plan(gguf, "x86-64-v3"), ids), whole, f"{kind} on {arch}")
 
+    def agree_mixed(self, arch, logits):
+        """Each family with all types at once, a matrix of its two layers each, turned by some for each family."""
+        for f, family in enumerate(FAMILIES):
+            with self.subTest(family):
+                kinds = [product.TYPES[(i + 5 * f) % len(product.TYPES)] for i in range(len(MATRICES))]
+                gguf = product.model(*MODEL[:-1], 2, "--arch", family, *(x for m, kind in zip(MATRICES, kinds) for x in ("--set", f"{m}={kind}")))
+                ids, made = product.some_ids(40, 256, f), product.plan(gguf, "--set", "buckets=8", "--set", f"target.arch={arch}")
+                whole = logits(made, ids)
+                self.assert_close(oracle.Model(gguf).logits(ids), whole, BOUND, f"{family} on {arch}")
+                for n in (1, 9, 33):
+                    np.testing.assert_array_equal(logits(made, ids[:n]), whole[:n], f"{family} on {arch}, {n} tokens")
+
     def check(self, arch):
         if NEEDS[arch] - FLAGS:
             self.skipTest(f"this CPU lacks {', '.join(sorted(NEEDS[arch] - FLAGS))}")
         self.agree(arch, product.logits, LONGEST, LENGTHS)
+        self.agree_mixed(arch, product.logits)
 
     def test_portable(self):
         self.check("portable")
@@ -76,6 +96,7 @@ class Types(product.Case):
     @unittest.skipUnless(CROSS, "no aarch64-linux-gnu-gcc: it is in the package gcc-aarch64-linux-gnu")
     def test_aarch64(self):
         self.agree("aarch64", board_logits, 129, (1, 8, 33, 70))
+        self.agree_mixed("aarch64", board_logits)
 
     def test_widths(self):
         """Rows that no block of 256 fits, a type a matrix."""
@@ -99,6 +120,19 @@ class Types(product.Case):
                 row = re.search(rf"(?m)^\| {kind} \| rows16 \|.*\| ([\d.]+) \|$", text)
                 self.assertTrue(row, text)
                 self.assertEqual(row.group(1), "1.000")
+
+
+@unittest.skipIf(test_aarch64.LACKING, test_aarch64.LACKING)
+@unittest.skipUnless(CROSS, "no aarch64-linux-gnu-gcc: it is in the package gcc-aarch64-linux-gnu")
+class Board(product.Case):
+    @test_golden.needs_model
+    def test_golden_text(self):
+        """A real model, compiled here for a board's CPU, answers there."""
+        case = next(c for c in product.golden("smollm2-135m.json")[0]["cases"] if c["name"] == "chat-capital")
+        made = product.plan(test_golden.MODEL, "--spec", "cpu_a78ae", "--set", "buckets=8")
+        r = self.ok(test_aarch64.board("jllm-run", made, "-p", case["messages"][-1]["content"], "-n", len(case["continuation"]), "--temp", 0,
+                                       timeout=600, cpu="cortex-a57"))
+        self.assertEqual(r.text.strip(), case["continuation_text"].strip())
 
 
 @unittest.skipUnless(PC, "this is no x86-64 machine")

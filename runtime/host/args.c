@@ -41,14 +41,16 @@ static const char usage[] =
     "  --tokenize               text of -p, -f or stdin to a JSON array of ids on stdout\n"
     "  --detokenize             a JSON array of ids on stdin to text on stdout\n"
     "  --profile FILE           afterwards, time every launch of the phases that ran, for jllmc profile\n"
-    "  -v, --verbose  --version  -h, --help\n";
+    "  --perf-map               kernels get names in perf report: writes /tmp/perf-PID.map for perf record\n"
+    "  -v, --verbose            the plan's facts before the answer, afterwards a table of where its phases' time goes\n"
+    "  --version  -h, --help\n";
 
 enum option_id {
     OPT_MODEL = 1, OPT_PROMPT, OPT_FILE, OPT_SYSTEM, OPT_NO_ESCAPE, OPT_RAW, OPT_PREDICT,
     OPT_CTX, OPT_THREADS, OPT_REASONING, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
     OPT_REPEAT_PENALTY, OPT_REPEAT_LAST, OPT_SEED, OPT_IGNORE_EOS, OPT_HIDE_PROMPT,
     OPT_SELFTEST, OPT_VERIFY, OPT_LOGITS, OPT_TOKENS, OPT_TOKENIZE, OPT_DETOKENIZE, OPT_VERBOSE,
-    OPT_DEVICE, OPT_SINGLE_LAUNCHES, OPT_PROFILE, OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
+    OPT_DEVICE, OPT_SINGLE_LAUNCHES, OPT_PROFILE, OPT_PERF_MAP, OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
 };
 
 static const struct option options[] = {
@@ -71,7 +73,7 @@ static const struct option options[] = {
     {"selftest", 0, 0, OPT_SELFTEST}, {"verify", 0, 0, OPT_VERIFY},
     {"logits", 1, 0, OPT_LOGITS}, {"tokens", 1, 0, OPT_TOKENS},
     {"tokenize", 0, 0, OPT_TOKENIZE}, {"detokenize", 0, 0, OPT_DETOKENIZE},
-    {"profile", 1, 0, OPT_PROFILE},
+    {"profile", 1, 0, OPT_PROFILE}, {"perf-map", 0, 0, OPT_PERF_MAP},
     {"v", 0, 0, OPT_VERBOSE}, {"verbose", 0, 0, OPT_VERBOSE},
     {"version", 0, 0, OPT_VERSION}, {"h", 0, 0, OPT_HELP}, {"help", 0, 0, OPT_HELP},
     {"ngl", 2, 0, OPT_FIXED_LAYERS}, {"gpu-layers", 2, 0, OPT_FIXED_LAYERS},
@@ -272,6 +274,7 @@ static void apply_switch(struct args *a, int id) {
     case OPT_HIDE_PROMPT: a->hide_prompt = true; break;
     case OPT_VERIFY: a->verify = true; break;
     case OPT_VERBOSE: a->verbose = true; break;
+    case OPT_PERF_MAP: a->perf_map = true; break;
     case OPT_SINGLE_LAUNCHES: a->single_launches = true; break;
     case OPT_SELFTEST: a->mode = ARGS_SELFTEST; break;
     case OPT_TOKENIZE: a->mode = ARGS_TOKENIZE; break;

@@ -27,7 +27,7 @@ struct args {
     int threads;                /* 0: the cores given */
     long long seed;             /* -1: random */
     struct sampler_options sampler;
-    bool raw, ignore_eos, hide_prompt, verify, verbose, plain, single_launches;
+    bool raw, ignore_eos, hide_prompt, verify, verbose, plain, single_launches, perf_map;
 };
 
 /* getopt_long_only without abbreviations: the next option's value with its index and optarg, or -1.

@@ -19,6 +19,7 @@
 #include "args.h"
 #include "measure.h"
 #include "ops.h"
+#include "perf_map.h"
 #include "profile.h"
 
 static const char usage[] =
@@ -42,6 +43,7 @@ static const char usage[] =
     "  --ops [LIST]          instead of tests, every kernel of decode (1) and of prefill by the buckets in LIST (all):\n"
     "                        its launches back to back, and what they lose against bandwidth and rate\n"
     "  --profile FILE        instead of tests, the time of every launch and phase, for jllmc profile; --ops chooses phases\n"
+    "  --perf-map            kernels get names in perf report: writes /tmp/perf-PID.map for perf record\n"
     "  --peak                only measure the machine: read bandwidth and fp32 multiply-adds\n"
     "  --version  -h, --help\n"
     "LIST: 33,512 or a range 8-64, 8-64+8, 16-512*2\n";
@@ -56,7 +58,7 @@ struct bench {
     struct test pairs[LIST_MAX];
     size_t n_pairs;
     int repetitions;
-    bool no_warmup, peak, ops;
+    bool no_warmup, peak, ops, perf_map;
     struct list ops_phases;     /* empty: all */
     /* of the plan as opened for a number of threads */
     struct jllm_plan *plan;
@@ -177,6 +179,7 @@ static void apply(struct bench *b, int id, const char *value) {
         break;
     case 'w': b->no_warmup = true; break;
     case 'k': b->peak = true; break;
+    case 'M': b->perf_map = true; break;
     case 'O': b->ops = true; break;
     case 'P':
         if (!*value) stop(EXIT_USAGE, "--profile takes the name of a file");
@@ -195,7 +198,7 @@ static void parse(struct bench *b, int argc, char **argv) {
         {"r", 1, 0, 'r'},         {"repetitions", 1, 0, 'r'}, {"t", 1, 0, 't'},
         {"threads", 1, 0, 't'},   {"o", 1, 0, 'o'},           {"output", 1, 0, 'o'},
         {"no-warmup", 0, 0, 'w'}, {"peak", 0, 0, 'k'},        {"version", 0, 0, 'v'},      {"ops", 0, 0, 'O'},
-        {"profile", 1, 0, 'P'},
+        {"profile", 1, 0, 'P'},   {"perf-map", 0, 0, 'M'},
         {"h", 0, 0, 'h'},         {"help", 0, 0, 'h'},        {"device", 1, 0, 'D'},    {0},
     };
     *b = (struct bench){.format = "md",
@@ -249,6 +252,7 @@ static void open_plan(struct bench *b, int threads) {
     size_t bytes;
     b->plan = jllm_open(b->plan_path, &options, &e);
     if (!b->plan) stop_error(&e);
+    if (b->perf_map && !perf_map_write(b->plan, &e)) stop_error(&e);
     b->info = jllm_plan_info(b->plan);
     b->session = jllm_session_new(b->plan, &e);
     if (!b->session) stop_error(&e);
@@ -705,6 +709,7 @@ int main(int argc, char **argv) {
     size_t n = list_tests(&b, tests);
     if (!b.threads.n) b.threads = (struct list){{0}, 1};
     if (b.profile_path && b.threads.n > 1) stop(EXIT_USAGE, "--profile takes one -t");
+    if (b.perf_map && b.threads.n > 1) stop(EXIT_USAGE, "--perf-map takes one -t");
     for (size_t i = 0; i < b.threads.n; i++) {
         open_plan(&b, b.threads.values[i]);
         if (b.profile_path) write_profile(&b);

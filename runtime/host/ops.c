@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { GPU_LAUNCHES_LEAST = 64 };
 
@@ -79,6 +80,16 @@ static bool measure_all(const struct tables *t, struct jllm_session *s, bool gpu
         ops_judge(r, limits);
     }
     return true;
+}
+
+double ops_positions(const struct jllm_plan *plan, uint32_t layer, double depth, uint32_t n_tokens) {
+    size_t bytes = 0;
+    struct plan_origin o = {0};
+    const void *section = jllm_plan_section(plan, PLAN_ORIGIN, &bytes);
+    if (section && bytes >= sizeof o) memcpy(&o, section, sizeof o);
+    bool local = o.window && o.window_period && (layer + 1) % o.window_period;
+    double before = local && depth > o.window - 1 ? o.window - 1 : depth;
+    return before + n_tokens;
 }
 
 static bool no_memory(struct jllm_error *e) {

@@ -32,4 +32,8 @@ void ops_judge(struct ops_row *r, const struct ops_limits *limits);
 struct ops_row *ops_measure(struct jllm_plan *plan, struct jllm_session *s, uint32_t phase, const struct ops_limits *limits,
                             size_t repetitions, size_t *n_rows, struct jllm_error *e);
 
+/* How many positions of the cache a layer reads for n_tokens after `depth` others: all, or in a layer with a window those that
+ * the first of them still sees and the tokens. */
+double ops_positions(const struct jllm_plan *plan, uint32_t layer, double depth, uint32_t n_tokens);
+
 #endif

@@ -17,11 +17,12 @@
 #include "measure.h"
 #include "ops.h"
 #include "state.h"
+#include "utf8.h"
 
 enum { PROFILE_VERSION = 1 };
 
 struct profile {
-    FILE *f;
+    FILE *f, *table;             /* NULL: not wanted */
     char *path, *temporary;
     struct jllm_plan *plan;
     const struct jllm_info *info;
@@ -65,6 +66,7 @@ static json_t *row_new(const char *kind) {
 
 /* Frees the row. */
 static bool row_write(struct profile *p, json_t *row, struct jllm_error *e) {
+    if (!p->f) return json_decref(row), true;
     char *text = row ? json_dumps(row, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     bool ok = text && fprintf(p->f, "%s\n", text) > 0;
     if (!ok) {
@@ -184,10 +186,12 @@ struct profile *profile_open(const char *path, const char *program, struct jllm_
     p->gpu = p->info->n_units > 0;
     p->all = section(p, PLAN_LAUNCHES), p->kernels = section(p, PLAN_KERNELS), p->plan_phases = section(p, PLAN_PHASES);
     p->args = section(p, PLAN_ARGS), p->strings = section(p, PLAN_STRINGS);
-    if (file_open(p, path, plan_path, e) && write_first(p, program, machine, e)) return p;
+    if (!path || (file_open(p, path, plan_path, e) && write_first(p, program, machine, e))) return p;
     profile_close(p, false, NULL);
     return NULL;
 }
+
+void profile_table(struct profile *p, FILE *table) { p->table = table; }
 
 static bool write_last(struct profile *p, struct jllm_error *e) {
     json_t *o = row_new("end");
@@ -201,7 +205,7 @@ static bool write_last(struct profile *p, struct jllm_error *e) {
 
 bool profile_close(struct profile *p, bool keep, struct jllm_error *e) {
     if (!p) return true;
-    bool ok = !keep || write_last(p, e);
+    bool ok = !keep || !p->f || write_last(p, e);
     if (p->f) {
         bool written = !fflush(p->f) && !ferror(p->f);
         written = !fclose(p->f) && written;
@@ -263,12 +267,12 @@ static bool uses_cache(const struct profile *p, const struct plan_launch *l) {
 static void find_readers(const struct profile *p, struct pass *m) {
     const struct jllm_info *info = p->info;
     const struct plan_launch *l = p->all + m->phase->first_launch;
-    double bytes = (double)info->cache_bytes / info->ctx_max / info->n_layer * (double)(m->depth + m->phase->n_tokens);
+    double position_bytes = (double)info->cache_bytes / info->ctx_max / info->n_layer;
     for (uint32_t i = 0; i < m->n; i++) {
         uint32_t later = i + 1;
         if (l[i].layer == UINT32_MAX || !uses_cache(p, &l[i])) continue;
         while (later < m->n && !(l[later].layer == l[i].layer && uses_cache(p, &l[later]))) later++;
-        if (later == m->n) m->cache_bytes[i] = bytes;
+        if (later == m->n) m->cache_bytes[i] = position_bytes * ops_positions(p->plan, l[i].layer, (double)m->depth, m->phase->n_tokens);
     }
 }
 
@@ -365,9 +369,10 @@ static json_t *launch_row(const struct profile *p, const struct pass *m, uint32_
     return o;
 }
 
+static const char *const kinds[] = {[PLAN_PHASE_PREFILL] = "prefill", [PLAN_PHASE_HEAD] = "head",
+                                    [PLAN_PHASE_DECODE] = "decode", [PLAN_PHASE_CANDIDATES] = "candidates"};
+
 static json_t *phase_row(const struct profile *p, const struct pass *m, const struct ops_row *rows, size_t n_rows) {
-    static const char *const kinds[] = {[PLAN_PHASE_PREFILL] = "prefill", [PLAN_PHASE_HEAD] = "head",
-                                        [PLAN_PHASE_DECODE] = "decode", [PLAN_PHASE_CANDIDATES] = "candidates"};
     json_t *o = row_new("phase");
     struct spread whole = spread_of(m->whole, m->repetitions);
     struct ops_row sum = {0};
@@ -404,6 +409,59 @@ static int worst_first(const void *a, const void *b) {
     return (x->lost_us < y->lost_us) - (x->lost_us > y->lost_us);
 }
 
+/* ---- the table ---- */
+
+/* All kernels that one template makes of an op, in a pass. */
+struct share { const char *op, *template_name; uint32_t count; double us, bytes; };
+
+static int slowest_first(const void *a, const void *b) {
+    const struct share *x = a, *y = b;
+    return (x->us < y->us) - (x->us > y->us);
+}
+
+static size_t shares_of(const struct ops_row *rows, size_t n_rows, struct share *shares) {
+    size_t n = 0;
+    for (const struct ops_row *r = rows; r < rows + n_rows; r++) {
+        size_t i = 0;
+        while (i < n && (strcmp(shares[i].op, r->op) != 0 || strcmp(shares[i].template_name, r->template_name) != 0)) i++;
+        if (i == n) shares[n++] = (struct share){.op = r->op, .template_name = r->template_name};
+        shares[i].count += r->n_launches;
+        shares[i].us += r->us * r->n_launches;
+        shares[i].bytes += (r->bytes + r->cache_bytes) * r->n_launches;
+    }
+    qsort(shares, n, sizeof *shares, slowest_first);
+    return n;
+}
+
+static void format_table(FILE *f, const struct pass *m, const struct share *shares, size_t n) {
+    double us = 0;
+    for (size_t i = 0; i < n; i++) us += shares[i].us;
+    fprintf(f, "\n%s of %u token%s at position %zu: %.3f ms a pass\n%-12s %-12s %6s %10s %7s %8s\n", kinds[m->phase->kind], m->phase->n_tokens,
+            m->phase->n_tokens == 1 ? "" : "s", m->depth, spread_of(m->whole, m->repetitions).median / 1e3, "op", "kernel", "count", "ms", "share", "GB/s");
+    for (const struct share *s = shares; s < shares + n; s++) {
+        fprintf(f, "%-12s %-12s %6u %10.3f %5.1f %%", s->op, s->template_name, s->count, s->us / 1e3, us > 0 ? 100 * s->us / us : 0);
+        if (s->bytes > 0 && s->us > 0) fprintf(f, " %8.1f", s->bytes / s->us / 1e3);
+        fputc('\n', f);
+    }
+}
+
+/* A terminal is not given what words of the plan hide. */
+static bool write_table(const struct profile *p, const struct pass *m, const struct ops_row *rows, size_t n_rows, struct jllm_error *e) {
+    char *text = NULL;
+    size_t bytes = 0;
+    struct share *shares = calloc(n_rows, sizeof *shares);
+    FILE *f = shares ? open_memstream(&text, &bytes) : NULL;
+    if (f) format_table(f, m, shares, shares_of(rows, n_rows, shares));
+    bool ok = f && !fclose(f);
+    if (ok) {
+        utf8_disarm(text, bytes);
+        fputs(text, p->table);
+    } else file_fail(e, "the table of times", "no memory");
+    free(text);
+    free(shares);
+    return ok;
+}
+
 static bool write_pass(struct profile *p, struct pass *m, struct ops_row *rows, size_t n_rows, struct jllm_error *e) {
     struct spread us;
     find_readers(p, m);
@@ -415,6 +473,7 @@ static bool write_pass(struct profile *p, struct pass *m, struct ops_row *rows, 
         ok = row_write(p, op_row(p, m, &rows[i], &us), e);
     }
     for (uint32_t i = 0; i < m->n && ok; i++) ok = row_write(p, launch_row(p, m, i), e);
+    if (ok && p->table) ok = write_table(p, m, rows, n_rows, e);
     p->phases++, p->ops += (uint32_t)n_rows, p->launches += m->n;
     return ok;
 }
@@ -424,7 +483,7 @@ bool profile_phase(struct profile *p, struct jllm_session *s, uint32_t phase, st
                      .depth = jllm_position(s), .repetitions = p->repetitions};
     size_t n_rows = 0;
     struct ops_row *rows = NULL;
-    bool ok = pass_alloc(&m) || file_fail(e, p->path, "no memory for times");
+    bool ok = pass_alloc(&m) || file_fail(e, "times", "no memory");
     ok = ok && pass_time(&m, s, e);
     if (ok) rows = p->gpu ? ops_measure(p->plan, s, phase, &p->limits, p->repetitions, &n_rows, e) : ops_list(p->plan, phase, &n_rows, e);
     ok = rows && write_pass(p, &m, rows, n_rows, e);

@@ -19,6 +19,8 @@
 #include "chat.h"
 #include "measure.h"
 #include "npy.h"
+#include "ops.h"
+#include "perf_map.h"
 #include "profile.h"
 #include "sampler.h"
 #include "tokenizer.h"
@@ -76,6 +78,7 @@ static void open_plan(struct run *r) {
                                    .single_launches = r->args.single_launches};
     r->plan = jllm_open(r->args.plan, &options, &e);
     if (!r->plan) stop_error(&e);
+    if (r->args.perf_map && !perf_map_write(r->plan, &e)) stop_error(&e);
     r->info = jllm_plan_info(r->plan);
     r->ctx = r->args.ctx ? (size_t)r->args.ctx : r->info->ctx_max;
     if (r->ctx <= r->info->ctx_max) return;
@@ -366,8 +369,9 @@ static void show_audit(const struct run *r, uint64_t steps, double seconds, doub
     const void *section = jllm_plan_section(r->plan, PLAN_FORECAST, &bytes);
     if (!section || bytes != sizeof f) return;
     memcpy(&f, section, sizeof f);
-    double depth = (double)r->prompt.n + (double)steps / 2, spec_gbps = f.rates.dram_gbps, rate = (double)steps / seconds;
-    double expected_ns = f.decode_ns + depth * f.position_ns, floor_ns = f.decode_floor_ns + depth * f.position_floor_ns;
+    double depth = (double)r->prompt.n + (double)steps / 2, spec_gbps = f.rates.dram_gbps, rate = (double)steps / seconds, positions = 0;
+    for (uint32_t i = 0; i < r->info->n_layer; i++) positions += ops_positions(r->plan, i, depth - 1, 1) / r->info->n_layer;
+    double expected_ns = f.decode_ns + positions * f.position_ns, floor_ns = f.decode_floor_ns + positions * f.position_floor_ns;
     if (peak > 0 && spec_gbps > 0) floor_ns *= spec_gbps / peak;
     fprintf(stderr, "%16s      = %10.2f tokens per second", "audit", rate);
     if (f.decode_floor_ns > 0) fprintf(stderr, " = %.0f %% of this plan's floor here (%.4g)", 1e-7 * rate * floor_ns, 1e9 / floor_ns);
@@ -398,25 +402,28 @@ static void show_timings(struct run *r) {
 
 /* ---- where it went ---- */
 
-enum { PROFILE_REPETITIONS = 10 };
+enum { PROFILE_REPETITIONS = 10, TABLE_REPETITIONS = 3 };
 
 static struct profile *profile;   /* NULL: none is wanted, or none any more */
 
 /* Whatever ends the program: nothing half-written stays. */
 static void drop_profile(void) { profile_close(profile, false, NULL); }
 
-/* Before the answer, so that nobody waits for one whose profile cannot be written. A GPU's rate is not known. */
+/* Before the answer, so that nobody waits for one whose profile cannot be written. A GPU's rate is not known; a table alone
+ * needs none. */
 static void open_profile(struct run *r) {
     struct jllm_error e;
     const char *isa;
     struct profile_machine machine = {.gbps = r->info->peak_gbps};
-    if (!r->args.profile_path) return;
-    if (!*r->info->device_name) {
+    const char *path = r->args.profile_path;
+    if (!path && !r->args.verbose) return;
+    if (path && !*r->info->device_name) {
         machine.gbps = measure_read_gbps(r->info->n_threads, (size_t)1 << 28, 0.2);
         machine.gflops = 2 * measure_gmacs(r->info->n_threads, 0.2, &isa);
     }
-    profile = profile_open(r->args.profile_path, "jllm-run", r->plan, r->args.plan, PROFILE_REPETITIONS, &machine, &e);
+    profile = profile_open(path, "jllm-run", r->plan, r->args.plan, path ? PROFILE_REPETITIONS : TABLE_REPETITIONS, &machine, &e);
     if (!profile) stop_error(&e);
+    if (r->args.verbose) profile_table(profile, stderr);
     atexit(drop_profile);
 }
 
@@ -453,7 +460,7 @@ static bool profile_phases(struct run *r, struct jllm_error *e) {
 
 static void write_profile(struct run *r) {
     struct jllm_error e;
-    if (!profile) return;
+    if (!profile || (interrupted && !r->args.profile_path)) return;
     if (!profile_phases(r, &e)) stop_error(&e);
     struct profile *done = profile;
     profile = NULL;
