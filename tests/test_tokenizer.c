@@ -34,6 +34,7 @@ struct fixture {
 struct change {
     const char *pre, *model, *bad_merge, *override;
     int types_short, types_u8, scores, bos, huge, no_pre;
+    uint32_t control[2];         /* tokens that become control tokens; 0: none */
 };
 
 static void add_tokens(struct fixture *x, struct vocab_file *f, const struct change *c) {
@@ -62,6 +63,7 @@ static void add_types(struct vocab_file *f, const struct change *c) {
     vocab_array(f, "tokenizer.ggml.token_type", c->types_u8 ? GGUF_U8 : GGUF_I32, n);
     for (uint64_t i = 0; i < n; i++) {
         uint32_t type = i < ID_END ? 1 : last[i - ID_END];
+        if (i && (i == c->control[0] || i == c->control[1])) type = TOKENIZER_CONTROL;
         buffer_append(&f->bytes, &type, c->types_u8 ? 1 : 4);
     }
 }
@@ -391,6 +393,42 @@ static void test_warned(void **state) {
     close_small(&x);
 }
 
+/* Text becomes no control token, neither by a byte nor by a merge. */
+static void test_forged(void **state) {
+    (void)state;
+    struct fixture x;
+    struct jllm_error e;
+    char *text;
+    assert_true(lower(&x, &(struct change){.control = {MERGED(3), 'q'}}, &text));
+    assert_non_null(strstr(text, "merge 3, 'hell o', makes a control token of text"));
+    free(text);
+    x.t = tokenizer_open(x.section.data, x.section.bytes, &e);
+    assert_non_null(x.t);
+    EXPECT(x.t, "hello q", MERGED(2), 'o', ' ');
+    close_small(&x);
+}
+
+/* Places count from where the file begins, also where it is no mapping. */
+static void test_places(void **state) {
+    (void)state;
+    static const struct { struct change c; const char *begins; } cases[] = {{{.bad_merge = "h nope"}, "h nope"}, {{.huge = 1}, "xxxxxxx"}};
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct fixture x;
+        struct vocab_file f = {0};
+        char *text;
+        assert_false(lower(&x, &cases[i].c, &text));
+        const char *place = strstr(text, "tiny.gguf+0x");
+        assert_non_null(place);
+        size_t at = strtoull(place + strlen("tiny.gguf+0x"), NULL, 16);
+        build_file(&x, &f, &cases[i].c);
+        assert_in_range(at, 24, f.bytes.bytes);
+        assert_memory_equal(f.bytes.data + at, cases[i].begins, 6);
+        free(text);
+        buffer_free(&f.bytes);
+        close_small(&x);
+    }
+}
+
 /* Of two merges of one pair the first counts. */
 static void test_merge_twice(void **state) {
     (void)state;
@@ -527,6 +565,7 @@ int main(void) {
         cmocka_unit_test(test_stream),    cmocka_unit_test(test_refused),
         cmocka_unit_test(test_disarm),
         cmocka_unit_test(test_warned),    cmocka_unit_test(test_merge_twice),
+        cmocka_unit_test(test_forged),    cmocka_unit_test(test_places),
         cmocka_unit_test(test_damaged),   cmocka_unit_test(test_golden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -526,6 +526,7 @@ static uint32_t find_user(const struct tokenizer *t, const uint8_t *p, size_t n,
 
 bool tokenizer_encode(struct tokenizer *t, const char *text, size_t bytes,
                       struct tokenizer_ids *out, struct jllm_error *e) {
+    if (!bytes) return true;   /* text may be NULL */
     if (bytes >= INT32_MAX) return fail(e, JLLM_BAD_USE, "the text is longer than 2 GiB");
     const uint8_t *p = (const uint8_t *)text;
     size_t from = 0;

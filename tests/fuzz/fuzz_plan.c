@@ -1,5 +1,5 @@
 /* A plan as the runtime opens it, and as the compiler's commands read it: inspect, explain, and the model and spec that a
- * retune would start from. Hashes are made good again, so that mutations (mutator.c) reach what lies behind them. Code of
+ * retune starts from, which are lowered again. Hashes are made good again, so that mutations (mutator.c) reach what lies behind them. Code of
  * such a plan never runs. */
 #include "fuzz.h"
 
@@ -8,6 +8,7 @@
 
 #include "../../compiler/explain.h"
 #include "../../compiler/inspect.h"
+#include "../../compiler/memory.h"
 #include "../../compiler/origin.h"
 #include "../../compiler/sheet.h"
 #include "../../runtime/host/chat.h"
@@ -34,12 +35,29 @@ static void open_tokenizer(const struct plan_view *v) {
     tokenizer_close(t);
 }
 
+/* As a retune and a tune do, which takes most of the time: so once for all inputs that say the same about the model. */
+static void lower_again(const struct plan_view *v, const struct origin *o, struct arena *a, struct diag *d) {
+    static uint64_t seen[1 << 16];
+    uint64_t bytes = 0, hash = 0;
+    struct graph g;
+    struct program p;
+    const void *origin = sheet_section(v, PLAN_ORIGIN, &bytes);
+    const struct { const void *p; size_t bytes; } parts[] = {
+        {v->info, sizeof *v->info}, {v->strings, v->n_strings}, {v->pieces, v->n_pieces * sizeof *v->pieces}, {origin, bytes}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) hash = XXH3_64bits_withSeed(parts[i].p, parts[i].bytes, hash);
+    if (seen[hash % (1 << 16)] == hash) return;
+    seen[hash % (1 << 16)] = hash;
+    graph_build(&g, &o->model, o->spec.buckets, o->spec.n_buckets, a);
+    if (contract_lower(&p, &o->model, &o->spec, &g, a, d)) memory_plan(&p);
+}
+
 static void read_origin(const struct plan_view *v) {
     struct arena a = {0};
     struct diag d = {.out = fuzz_sink()};
     struct origin o;
     bool ok = origin_read(&o, v, "fuzz.plan", &a, &d);
     assert(ok == !d.errors);
+    if (ok) lower_again(v, &o, &a, &d);
     arena_free(&a);
 }
 
