@@ -393,6 +393,44 @@ static void test_warned(void **state) {
     close_small(&x);
 }
 
+/* Of user-defined tokens the longest counts, and none of them costs time at bytes where it cannot stand. */
+static void test_many_user_tokens(void **state) {
+    (void)state;
+    enum { N_USER = 20000, N_LETTERS = 200000, RUN = 100 };
+    struct arena a = {0};
+    struct vocab_file f = {0};
+    struct buffer section = {0};
+    struct diag d = {.out = stderr};
+    struct gguf g;
+    struct jllm_error e;
+    const char **words = arena_array(&a, 256 + N_USER, sizeof *words), *run = memset(arena_alloc(&a, RUN + 1), 'a', RUN);
+    for (unsigned b = 0; b < 256; b++) words[b] = vocab_byte(b, arena_alloc(&a, 3));
+    for (unsigned i = 0; i < N_USER; i++) words[256 + i] = arena_printf(&a, "%s%u", run, i);
+    words[256] = "aaab", words[257] = "aaa";
+    vocab_string(&f, "tokenizer.ggml.model", "gpt2");
+    vocab_string(&f, "tokenizer.ggml.pre", "gpt-2");
+    vocab_strings(&f, "tokenizer.ggml.tokens", words, 256 + N_USER);
+    vocab_array(&f, "tokenizer.ggml.token_type", GGUF_I32, 256 + N_USER);
+    for (unsigned i = 0; i < 256 + N_USER; i++) vocab_u32(&f.bytes, i < 256 ? TOKENIZER_NORMAL : TOKENIZER_USER);
+    vocab_strings(&f, "tokenizer.ggml.merges", NULL, 0);
+    vocab_finish(&f);
+    assert_true(gguf_parse(&g, "many.gguf", f.bytes.data, f.bytes.bytes, &a, &d) && tokenizer_lower(&g, NULL, &section, &a, &d));
+    struct tokenizer *t = tokenizer_open(section.data, section.bytes, &e);
+    assert_non_null(t);
+    EXPECT(t, "aaabaaaaab", 256, 257, 'a', 'a', 'b');
+    const char *long_one = words[256 + 777];
+    EXPECT(t, long_one, 256 + 777);
+    char *text = memset(arena_alloc(&a, N_LETTERS), 'a', N_LETTERS);
+    clock_t start = clock();
+    struct tokenizer_ids ids = encode(t, text, N_LETTERS);
+    assert_true(clock() - start < 3 * CLOCKS_PER_SEC);
+    assert_int_equal(ids.n, N_LETTERS / 3 + N_LETTERS % 3);
+    tokenizer_ids_free(&ids);
+    tokenizer_close(t);
+    buffer_free(&section), buffer_free(&f.bytes);
+    arena_free(&a);
+}
+
 /* Text becomes no control token, neither by a byte nor by a merge. */
 static void test_forged(void **state) {
     (void)state;
@@ -565,6 +603,7 @@ int main(void) {
         cmocka_unit_test(test_stream),    cmocka_unit_test(test_refused),
         cmocka_unit_test(test_disarm),
         cmocka_unit_test(test_warned),    cmocka_unit_test(test_merge_twice),
+        cmocka_unit_test(test_many_user_tokens),
         cmocka_unit_test(test_forged),    cmocka_unit_test(test_places),
         cmocka_unit_test(test_damaged),   cmocka_unit_test(test_golden),
     };

@@ -1,6 +1,6 @@
 /* A plan as the runtime opens it, and as the compiler's commands read it: inspect, explain, and the model and spec that a
- * retune starts from, which are lowered again. Hashes are made good again, so that mutations (mutator.c) reach what lies behind them. Code of
- * such a plan never runs. */
+ * retune starts from, which are lowered again. Hashes are made good again, so that mutations (mutator.c) reach what lies
+ * behind them. Code of such a plan never runs. */
 #include "fuzz.h"
 
 #include <sys/mman.h>

@@ -4,6 +4,7 @@
   tests/fuzz/seeds.py FOLDER      writes FOLDER/{gguf,tokenizer,plan}/good-*
 """
 import os
+import random
 import struct
 import sys
 
@@ -53,33 +54,55 @@ def tokenizer():
         yield f"good-edited{where}", vocabulary(32 + where % 2, tokens, letters, [(where, 1)], text)
 
 
-CODE, KERNELS = 3, 4                       # enum plan_section_kind
+INFO, CODE, KERNELS = 1, 3, 4    # enum plan_section_kind
+ODD = (0, 1, 2, 63, 255, 65535, 2 ** 31 - 1, 2 ** 31, 2 ** 32 - 64, 2 ** 32 - 1)
+
+
+def sections(tail):
+    """{kind: (offset in the tail, bytes, count, stride, where its row stands)}"""
+    places = range(8, 8 + 32 * struct.unpack_from("<I", tail)[0], 32)
+    return {kind: (offset, size, count, stride, p) for p in places for kind, _, offset, size, count, stride in (struct.unpack_from("<IIQQII", tail, p),)}
 
 
 def small(plan):
     """The plan with 64 bytes of code, which all kernels share, as it never runs. Hashes are the target's affair."""
     at, n = struct.unpack_from("<QQ", plan, 72)
     tail = bytearray(plan[at:at + n])
-    places = range(8, 8 + 32 * struct.unpack_from("<I", tail)[0], 32)
-    row = {kind: (offset, size, count, stride) for kind, _, offset, size, count, stride in (struct.unpack_from("<IIQQII", tail, p) for p in places)}
-    first, size = row[CODE][:2]
-    gone = size - 64
-    for i in range(row[KERNELS][2]):
-        struct.pack_into("<QQQ", tail, row[KERNELS][0] + i * row[KERNELS][3] + 8, 0, 64, 0)
-    for p in places:
-        offset, = struct.unpack_from("<Q", tail, p + 8)
+    rows = sections(tail)
+    first, gone = rows[CODE][0], (rows[CODE][1] - 64) // 64 * 64
+    for i in range(rows[KERNELS][2]):
+        struct.pack_into("<QQQ", tail, rows[KERNELS][0] + i * rows[KERNELS][3] + 8, 0, 64, 0)
+    for offset, _, _, _, p in rows.values():
         if offset == first:
             struct.pack_into("<QI", tail, p + 16, 64, 64)
         elif offset > first:
-            struct.pack_into("<Q", tail, p + 8, offset - gone // 64 * 64)
-    del tail[first + 64:first + 64 + gone // 64 * 64]
+            struct.pack_into("<Q", tail, p + 8, offset - gone)
+    del tail[first + 64:first + 64 + gone]
     return plan[:80] + struct.pack("<Q", len(tail)) + plan[88:at] + bytes(tail)
+
+
+def bent(plan):
+    """What no hash protects from: each table of a plan with one field, or all of them, changed to numbers on which checks break."""
+    at, = struct.unpack_from("<Q", plan, 72)
+    rng = random.Random(1)
+    for kind, (offset, size, _, _, _) in sections(plan[at:]).items():
+        for i in range(4):
+            data = bytearray(plan)
+            struct.pack_into("<I", data, at + offset + rng.randrange(size // 4) * 4, rng.choice(ODD))
+            yield f"bent-{kind}-{i}", bytes(data)
+        yield f"bent-{kind}-all", plan[:at + offset] + b"\xff" * size + plan[at + offset + size:]
+    layers = at + sections(plan[at:])[INFO][0] + 28     # plan_info.n_layer
+    for n in (2, 2 ** 31, 2 ** 32 - 1):
+        yield f"layers-{n}", plan[:layers] + struct.pack("<I", n) + plan[layers + 4:]
 
 
 def plan():
     for name in ("llama", "gemma3"):
         p = product.plan(product.model(*TINY, *MODELS[name]), "--spec", "cpu_x86_64_v3", "--set", "buckets=8")
-        yield "good-" + name, small(product.read(p))
+        data = small(product.read(p))
+        yield "good-" + name, data
+        if name == "llama":
+            yield from bent(data)
     for device in ("cpu", "cuda"):
         p = product.path(f"plans/tiny-{device}")
         product.Case().ok(product.run("tiny_plan", p, device, asan=True))
