@@ -18,6 +18,15 @@ static char *written(const struct spec *s, size_t *bytes) {
     return text;
 }
 
+static void check_fields(const struct spec_field *a, unsigned n_a, const struct spec_field *b, unsigned n_b) {
+    assert(n_a == n_b);
+    for (unsigned i = 0; i < n_a; i++) {
+        const struct spec_value *v = &a[i].value, *w = &b[i].value;
+        assert(!strcmp(a[i].key, b[i].key) && v->type == w->type);
+        assert(v->type == SPEC_STRING ? !strcmp(v->string, w->string) : v->number == w->number && v->integer == w->integer);
+    }
+}
+
 /* What a spec is written as is a spec of the same values. */
 static void check_written(const struct spec *s, struct arena *a) {
     size_t bytes, again_bytes;
@@ -28,6 +37,9 @@ static void check_written(const struct spec *s, struct arena *a) {
         fprintf(stderr, "what spec_write wrote is no spec:\n%s\n", text);
         abort();
     }
+    check_fields(s->target, s->n_target, again.target, again.n_target);
+    check_fields(s->memory, s->n_memory, again.memory, again.n_memory);
+    check_fields(s->cc, s->n_cc, again.cc, again.n_cc);
     char *again_text = written(&again, &again_bytes);
     if (bytes != again_bytes || memcmp(text, again_text, bytes)) {
         fprintf(stderr, "spec_write's text changes:\n%s\n---\n%s\n", text, again_text);
