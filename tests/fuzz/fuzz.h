@@ -63,8 +63,9 @@ static inline uint32_t fuzz_random(uint32_t *state) {
 }
 /* A number on which checks break. */
 static inline uint64_t fuzz_odd_number(uint32_t *state) {
-    static const uint64_t numbers[] = {0, 1, 2, 3, 4, 7, 8, 31, 32, 33, 63, 64, 255, 256, 1000, 4096, 65535, 65536, INT32_MAX,
-                                       1ull << 31, UINT32_MAX, 1ull << 32, 1ull << 61, INT64_MAX, 1ull << 63, UINT64_MAX - 15, UINT64_MAX};
+    static const uint64_t numbers[] = {
+        0, 1, 2, 3, 4, 7, 8, 31, 32, 33, 63, 64, 255, 256, 1000, 4096, 65535, 65536, INT32_MAX, 1ull << 31, UINT32_MAX,
+        1ull << 32, 1ull << 61, INT64_MAX, 1ull << 63, UINT64_MAX - 15, UINT64_MAX};
     uint64_t n = numbers[fuzz_random(state) % (sizeof numbers / sizeof *numbers)];
     uint32_t how = fuzz_random(state) % 8;
     return how == 0 ? n - 1 : how == 1 ? n + 1 : how == 2 ? fuzz_random(state) % 512 : n;

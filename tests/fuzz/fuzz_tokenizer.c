@@ -67,7 +67,9 @@ static void put_text(struct buffer *out, const struct vocabulary *v, const struc
     }
 }
 
-static void put_string(struct vocab_file *f, const struct buffer *text) { vocab_text(&f->bytes, (const char *)text->data, text->bytes); }
+static void put_string(struct vocab_file *f, const struct buffer *text) {
+    vocab_text(&f->bytes, (const char *)text->data, text->bytes);
+}
 
 static void write_gguf(struct vocab_file *f, const struct vocabulary *v, uint8_t flags) {
     static const char *const pres[] = {"gpt-2", "smollm", "llama-bpe", "qwen2"};
@@ -122,7 +124,9 @@ static void spm_text(struct buffer *out, const uint8_t *p, size_t bytes, bool pr
     }
 }
 
-static bool same(const struct buffer *a, const void *p, size_t bytes) { return a->bytes == bytes && (!bytes || !memcmp(a->data, p, bytes)); }
+static bool same(const struct buffer *a, const void *p, size_t bytes) {
+    return a->bytes == bytes && (!bytes || !memcmp(a->data, p, bytes));
+}
 
 /* Texts come back, but for what normalisation changes: that changes nothing a second time. */
 static void check_text(struct tokenizer *t, const uint8_t *text, size_t bytes) {

@@ -49,7 +49,8 @@ static bool replay(const char *path, double *slowest) {
     getrusage(RUSAGE_SELF, &usage);
     if (seconds > *slowest) *slowest = seconds;
     if (seconds > UNIT_MAX_SECONDS) printf("error: it took %.1f s, more than %.1f\n", seconds, UNIT_MAX_SECONDS);
-    if (usage.ru_maxrss > MEMORY_MAX_KIB) printf("error: %ld MiB were in use, more than %d\n", usage.ru_maxrss >> 10, MEMORY_MAX_KIB >> 10);
+    if (usage.ru_maxrss > MEMORY_MAX_KIB)
+        printf("error: %ld MiB were in use, more than %d\n", usage.ru_maxrss >> 10, MEMORY_MAX_KIB >> 10);
     return seconds <= UNIT_MAX_SECONDS && usage.ru_maxrss <= MEMORY_MAX_KIB;
 }
 

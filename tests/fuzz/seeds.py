@@ -61,7 +61,8 @@ ODD = (0, 1, 2, 63, 255, 65535, 2 ** 31 - 1, 2 ** 31, 2 ** 32 - 64, 2 ** 32 - 1)
 def sections(tail):
     """{kind: (offset in the tail, bytes, count, stride, where its row stands)}"""
     places = range(8, 8 + 32 * struct.unpack_from("<I", tail)[0], 32)
-    return {kind: (offset, size, count, stride, p) for p in places for kind, _, offset, size, count, stride in (struct.unpack_from("<IIQQII", tail, p),)}
+    rows = ((p, struct.unpack_from("<IIQQII", tail, p)) for p in places)
+    return {kind: (offset, size, count, stride, p) for p, (kind, _, offset, size, count, stride) in rows}
 
 
 def small(plan):
