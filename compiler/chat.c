@@ -4,6 +4,7 @@
 #include "chat.h"
 
 #include <assert.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "../runtime/host/chat.h"
@@ -17,13 +18,16 @@ enum { BEFORE = sizeof before_mark - 1, AFTER = sizeof after_mark - 1, TURNS_MAX
 
 struct glue_text { const char *p; size_t bytes; };
 
+/* A control token; shorter: the longest of the others that its text begins with. */
+struct control { struct gguf_string text; uint32_t id; const struct control *shorter; };
+
 struct lowering {
     const struct gguf *g;
     struct arena *a, scratch;     /* scratch: what rendering takes, freed at the end */
     struct diag *d;
     struct gguf_string source;
     const char *bos, *eos;
-    struct tokenizer_control *controls;
+    struct control *controls;     /* by text */
     size_t n_controls;
     const char *reason;           /* why the template is not understood */
     uint32_t flags;
@@ -192,17 +196,52 @@ static bool learn(struct lowering *l) {
 
 /* ---- writing ---- */
 
-/* The longest control token that p starts with, or NULL. */
-static const struct tokenizer_control *control_at(const struct lowering *l, const char *p,
-                                                  size_t bytes) {
-    const struct tokenizer_control *best = NULL;
+static uint64_t common_bytes(struct gguf_string a, struct gguf_string b) {
+    uint64_t n = 0, most = a.bytes < b.bytes ? a.bytes : b.bytes;
+    while (n < most && a.p[n] == b.p[n]) n++;
+    return n;
+}
+
+static int compare_texts(struct gguf_string a, struct gguf_string b) {
+    int order = memcmp(a.p, b.p, a.bytes < b.bytes ? a.bytes : b.bytes);
+    return order ? order : (a.bytes > b.bytes) - (a.bytes < b.bytes);
+}
+
+/* Of equal texts the first token comes last, which is the one that is found. */
+static int control_order(const void *pa, const void *pb) {
+    const struct control *a = pa, *b = pb;
+    int order = compare_texts(a->text, b->text);
+    return order ? order : (a->id < b->id) - (a->id > b->id);
+}
+
+/* A vocabulary may be nothing but control tokens, so none of them is looked at for each byte of glue. */
+static void index_controls(struct lowering *l) {
+    struct tokenizer_control *list;
+    const struct control *open = NULL;
+    l->n_controls = tokenizer_controls(l->g, &list, l->a);
+    l->controls = arena_array(l->a, l->n_controls, sizeof *l->controls);
+    for (size_t i = 0; i < l->n_controls; i++) l->controls[i] = (struct control){list[i].text, list[i].id, NULL};
+    if (l->n_controls) qsort(l->controls, l->n_controls, sizeof *l->controls, control_order);
     for (size_t i = 0; i < l->n_controls; i++) {
-        const struct tokenizer_control *c = &l->controls[i];
-        if (c->text.bytes <= bytes && memcmp(c->text.p, p, c->text.bytes) == 0 &&
-            (!best || c->text.bytes > best->text.bytes))
-            best = c;
+        struct control *c = &l->controls[i];
+        while (open && common_bytes(c->text, open->text) < open->text.bytes) open = open->shorter;
+        c->shorter = open;
+        open = c;
     }
-    return best;
+}
+
+/* The longest control token that p starts with, or NULL: it is the last that does not come after p, or what that begins with. */
+static const struct control *control_at(const struct lowering *l, const char *p, size_t bytes) {
+    const struct gguf_string text = {p, bytes};
+    size_t low = 0, high = l->n_controls;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (compare_texts(l->controls[middle].text, text) <= 0) low = middle + 1;
+        else high = middle;
+    }
+    const struct control *c = low ? &l->controls[low - 1] : NULL;
+    for (uint64_t n = c ? common_bytes(c->text, text) : 0; c && c->text.bytes > n;) c = c->shorter;
+    return c;
 }
 
 static void append_text(struct lowering *l, const char *p, size_t bytes) {
@@ -218,7 +257,7 @@ static struct chat_span append_glue(struct lowering *l, struct glue_text t) {
     size_t from = 0;
     if (!t.bytes) return span;
     for (size_t at = 0; at < t.bytes;) {
-        const struct tokenizer_control *c = control_at(l, t.p + at, t.bytes - at);
+        const struct control *c = control_at(l, t.p + at, t.bytes - at);
         if (!c) {
             at++;
             continue;
@@ -237,7 +276,7 @@ static struct chat_span append_glue(struct lowering *l, struct glue_text t) {
 /* The token that the template puts after an answer: where a model's answer ends. */
 static uint32_t find_end_of_turn(const struct lowering *l) {
     struct glue_text t = l->glue[CHAT_ASSISTANT_TO_USER];
-    const struct tokenizer_control *c = t.bytes ? control_at(l, t.p, t.bytes) : NULL;
+    const struct control *c = t.bytes ? control_at(l, t.p, t.bytes) : NULL;
     return c ? c->id : TOKENIZER_NONE;
 }
 
@@ -277,7 +316,7 @@ bool chat_lower(const struct gguf *g, struct buffer *out, struct arena *a, struc
     if (!found) return true;
     l.bos = token_text(&l, "tokenizer.ggml.bos_token_id");
     l.eos = token_text(&l, "tokenizer.ggml.eos_token_id");
-    l.n_controls = tokenizer_controls(g, &l.controls, a);
+    index_controls(&l);
     if (!learn(&l) || !append_section(&l, out))
         diag_warning(d, "chat-template", g->path,
                      "tokenizer.chat_template is not understood (%s): the plan has no chat rules, "

@@ -128,8 +128,8 @@ static void add_step(json_t *rows, const struct diff *f, const struct sheet_phas
     report_set(row, "n_tokens", report_integer(p ? p->n_tokens : q->n_tokens));
     report_set(row, "difference", json_string(!q ? "only in a" : !p ? "only in b" : "launches differ"));
     set_pair(row, "launches", p ? report_integer(p->n_launches) : json_null(), q ? report_integer(q->n_launches) : json_null(), f->arena);
-    set_pair(row, "mb", p ? json_real(x.bytes / 1e6) : json_null(), q ? json_real(y.bytes / 1e6) : json_null(), f->arena);
-    set_pair(row, "expected_us", p ? json_real(cost_ns(&x) / 1e3) : json_null(), q ? json_real(cost_ns(&y) / 1e3) : json_null(), f->arena);
+    set_pair(row, "mb", p ? report_real(x.bytes / 1e6) : json_null(), q ? report_real(y.bytes / 1e6) : json_null(), f->arena);
+    set_pair(row, "expected_us", p ? report_real(cost_ns(&x) / 1e3) : json_null(), q ? report_real(cost_ns(&y) / 1e3) : json_null(), f->arena);
 }
 
 static json_t *steps_part(const struct diff *f) {

@@ -27,16 +27,16 @@ static json_t *subject_part(const struct sheet *s) {
     const struct { const char *name; double value; } rates[] = {
         {"dram_gbps", r->dram_gbps}, {"dram_share", r->dram_share}, {"cache_share", r->cache_share}, {"peak_gflops", r->peak_gflops},
         {"gflops", r->gflops}, {"gweights", r->gweights}, {"barrier_us", r->barrier_us}, {"barrier_token_us", r->barrier_token_us}};
-    for (size_t i = 0; i < COUNT(rates); i++) report_set(o, rates[i].name, json_real(rates[i].value));
+    for (size_t i = 0; i < COUNT(rates); i++) report_set(o, rates[i].name, report_real(rates[i].value));
     return o;
 }
 
 static void set_cost(json_t *row, const struct cost *c) {
     double ns = cost_ns(c);
-    report_set(row, "mb", json_real(c->bytes / 1e6));
-    report_set(row, "mflops", json_real(c->flops / 1e6));
-    report_set(row, "floor_us", json_real(c->floor_ns / 1e3));
-    report_set(row, "expected_us", json_real(ns / 1e3));
+    report_set(row, "mb", report_real(c->bytes / 1e6));
+    report_set(row, "mflops", report_real(c->flops / 1e6));
+    report_set(row, "floor_us", report_real(c->floor_ns / 1e3));
+    report_set(row, "expected_us", report_real(ns / 1e3));
     report_set(row, "binds", ns > 0 ? json_string(cost_bound_names[cost_binds(c)]) : json_null());
 }
 
@@ -55,7 +55,7 @@ static json_t *steps_part(const struct sheet *s) {
         report_set(row, "launches", report_integer(p->n_launches));
         report_set(row, "barriers", report_integer(barriers));
         set_cost(row, &sum);
-        report_set(row, "tok_s", ns > 0 && p->kind != PLAN_PHASE_HEAD ? json_real(1e9 * p->n_tokens / ns) : json_null());
+        report_set(row, "tok_s", ns > 0 && p->kind != PLAN_PHASE_HEAD ? report_real(1e9 * p->n_tokens / ns) : json_null());
     }
     return rows;
 }
@@ -103,9 +103,9 @@ static void set_occupancy(json_t *row, const struct sheet *s, const struct sheet
     report_set(row, "shared_bytes", k->compiled ? report_integer(k->shared_bytes + l->shared_bytes) : report_integer(l->shared_bytes));
     report_set(row, "blocks_per_sm", known ? report_integer(o.blocks) : json_null());
     report_set(row, "warps_per_sm", known ? report_integer(o.warps) : json_null());
-    report_set(row, "occupancy", known ? json_real((double)o.warps / o.warps_max) : json_null());
+    report_set(row, "occupancy", known ? report_real((double)o.warps / o.warps_max) : json_null());
     report_set(row, "limited_by", known ? json_string(o.limit) : json_null());
-    report_set(row, "waves", known && o.blocks && s->forecast.sms ? json_real((double)blocks / ((double)o.blocks * s->forecast.sms)) : json_null());
+    report_set(row, "waves", known && o.blocks && s->forecast.sms ? report_real((double)blocks / ((double)o.blocks * s->forecast.sms)) : json_null());
 }
 
 static void set_resources(json_t *row, const struct sheet *s, const struct sheet_launch *l) {
@@ -166,7 +166,7 @@ static json_t *launch_part(const struct sheet *s, uint32_t index) {
         if (c.bound_ns[i] > 0) {
             char key[32];
             snprintf(key, sizeof key, "%s_us", cost_bound_names[i]);
-            report_set(o, key, json_real(c.bound_ns[i] / 1e3));
+            report_set(o, key, report_real(c.bound_ns[i] / 1e3));
         }
     set_resources(o, s, l);
     if (s->cuda) report_set(o, "grid", json_pack("[iii]", (int)l->items, (int)l->grid_y, (int)l->grid_z));

@@ -43,10 +43,10 @@ static void add_row(struct fit *t, const struct lowered *l, const char *quants) 
     report_set(row, "file", report_text(t->label));
     report_set(row, "model", report_text(l->model.name));
     report_set(row, "quants", report_text(quants));
-    report_set(row, "file_gb", json_real((double)t->gguf->whole_bytes / 1e9));
+    report_set(row, "file_gb", report_real((double)t->gguf->whole_bytes / 1e9));
     report_set(row, "context", report_integer(l->program.ctx_max));
     report_set(row, "fits", need.stated ? json_boolean(fits) : json_null());
-    report_set(row, "needs_gib", json_real((need.weights + need.cache + need.activations) / (1 << 30)));
+    report_set(row, "needs_gib", report_real((need.weights + need.cache + need.activations) / (1 << 30)));
     report_set(row, "has_gib", or_null(need.room / (1 << 30), need.stated));
     report_set(row, "decode_tok_s", or_null(per_second(f->decode_ns), fits));
     report_set(row, "decode_tok_s_full", or_null(per_second(f->decode_ns + full_cache_ns(l)), fits));
@@ -134,12 +134,12 @@ static json_t *target_part(const struct spec *s) {
     cost_rates(s, &r);
     report_set(o, "spec", report_text(s->file));
     report_set(o, "target", report_text(spec_get(s, "target.name")->string));
-    report_set(o, "memory_gib", json_real(spec_get(s, "target.memory_gib")->number));
+    report_set(o, "memory_gib", report_real(spec_get(s, "target.memory_gib")->number));
     report_set(o, "reserve_mib", json_integer((json_int_t)spec_get(s, "memory.reserve_mib")->integer));
     const struct { const char *name; double value; } rates[] = {
         {"dram_gbps", r.dram_gbps}, {"dram_share", r.dram_share}, {"cache_share", r.cache_share}, {"gflops", r.gflops},
         {"gweights", r.gweights}, {"barrier_us", r.barrier_us}, {"barrier_token_us", r.barrier_token_us}, {"load_gbps", r.load_gbps}};
-    for (size_t i = 0; i < COUNT(rates); i++) report_set(o, rates[i].name, json_real(rates[i].value));
+    for (size_t i = 0; i < COUNT(rates); i++) report_set(o, rates[i].name, report_real(rates[i].value));
     return o;
 }
 

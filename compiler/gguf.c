@@ -502,6 +502,12 @@ static bool parse_header(struct gguf *g, const uint8_t *data, uint64_t bytes, st
     return ok;
 }
 
+bool gguf_parse_header(struct gguf *g, const char *path, const uint8_t *data, uint64_t bytes,
+                       struct arena *a, struct diag *d) {
+    *g = (struct gguf){ .path = path, .header_only = true };
+    return parse_header(g, data, bytes, a, d, NULL);
+}
+
 /* Is there a whole header, or is more reading no help? */
 static bool header_is_decided(const struct gguf *g) {
     struct arena scratch = { 0 };
@@ -650,25 +656,3 @@ struct gguf_string *gguf_strings(const struct gguf_kv *kv, struct arena *a) {
     for (uint64_t i = 0; i < kv->count; i++, p += 8 + out[i - 1].bytes) out[i] = string_at(p);
     return out;
 }
-
-#ifdef JLLM_FUZZ
-/* clang -fsanitize=fuzzer,address,undefined -DJLLM_FUZZ: no input may crash, and none may be slow.
- */
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
-    static FILE *sink;
-    if (!sink) sink = fopen("/dev/null", "w");
-    struct arena a = { 0 };
-    struct diag d = { .out = sink };
-    struct gguf g;
-    if (gguf_parse(&g, "fuzz.gguf", data, bytes, &a, &d)) {
-        volatile uint8_t sum = 0;
-        for (uint64_t i = 0; i < g.n_tensors; i++)
-            sum = (uint8_t)(sum + g.tensors[i].data[0] + g.tensors[i].data[g.tensors[i].bytes - 1]);
-        for (uint64_t i = 0; i < g.n_kv; i++)
-            if (g.kv[i].item_type == GGUF_STRING) gguf_strings(&g.kv[i], &a);
-    }
-    arena_free(&a);
-    return 0;
-}
-#endif

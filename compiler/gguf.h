@@ -51,8 +51,9 @@ bool gguf_open(struct gguf *g, const char *path, struct arena *a, struct diag *d
 /* A header alone, by the same rules but one: tensors may lie behind the end of the file, which may be its first megabytes.
  * "-" is stdin; of that and of other pipes no more is read than the header takes, rounded up. */
 bool gguf_open_header(struct gguf *g, const char *path, struct arena *a, struct diag *d);
-/* The same as gguf_open on bytes in memory (what fuzzers call), which stay the caller's: no gguf_close. */
+/* The same as gguf_open, and as gguf_open_header, on bytes in memory (what fuzzers call), which stay the caller's: no gguf_close. */
 bool gguf_parse(struct gguf *g, const char *path, const uint8_t *data, uint64_t bytes, struct arena *a, struct diag *d);
+bool gguf_parse_header(struct gguf *g, const char *path, const uint8_t *data, uint64_t bytes, struct arena *a, struct diag *d);
 void gguf_close(struct gguf *g);
 
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key);

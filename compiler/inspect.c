@@ -22,7 +22,7 @@ static json_t *hash(const struct plan_hash *h) {
 
 /* Plan bytes over GGUF bytes; null for what no GGUF held. */
 static json_t *ratio(uint64_t bytes, uint64_t gguf_bytes) {
-    return gguf_bytes ? json_real((double)bytes / (double)gguf_bytes) : json_null();
+    return gguf_bytes ? report_real((double)bytes / (double)gguf_bytes) : json_null();
 }
 
 /* --- the parts of a plan --------------------------------------------------------------------------- */
@@ -91,7 +91,7 @@ static json_t *memory_part(const struct plan_view *v) {
         json_t *row = report_append(rows, json_object());
         report_set(row, "name", i < v->n_memory ? text(v, v->memory[i].name) : json_string("total"));
         report_set(row, "bytes", report_integer(bytes));
-        report_set(row, "mib", json_real((double)bytes / (1 << 20)));
+        report_set(row, "mib", report_real((double)bytes / (1 << 20)));
         total += bytes;
     }
     return rows;
@@ -139,9 +139,9 @@ static json_t *phases_part(const struct plan_view *v) {
         report_set(row, "kind", json_string(kinds[p->kind]));
         report_set(row, "n_tokens", report_integer(p->n_tokens));
         report_set(row, "launches", report_integer(p->n_launches));
-        report_set(row, "weight_mb", json_real(bytes / 1e6));
-        report_set(row, "mflops", json_real(flops / 1e6));
-        report_set(row, "cost_us", json_real((double)p->cost_ns / 1e3));
+        report_set(row, "weight_mb", report_real(bytes / 1e6));
+        report_set(row, "mflops", report_real(flops / 1e6));
+        report_set(row, "cost_us", report_real((double)p->cost_ns / 1e3));
     }
     return rows;
 }

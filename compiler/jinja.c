@@ -57,6 +57,16 @@ static void step(struct jinja *j) {
     if (++j->steps > JINJA_STEPS_MAX) stop(j, "the template takes too many steps", "", 0);
 }
 
+/* Work in proportion to a length counts, too: 64 bytes are a step. */
+static void spend(struct jinja *j, size_t bytes) {
+    j->steps += bytes / 64;
+    step(j);
+}
+
+static void enter(struct jinja *j) {
+    if (++j->depth > JINJA_DEPTH_MAX) stop(j, "the template is nested too deeply", "", 0);
+}
+
 static void *allocate(struct jinja *j, size_t bytes) {
     j->memory_bytes += bytes;
     if (bytes > JINJA_MEMORY_BYTES_MAX || j->memory_bytes > JINJA_MEMORY_BYTES_MAX)
@@ -87,27 +97,32 @@ static bool truth(struct value v) {
     }
 }
 
-static bool equal(struct value a, struct value b) {
+/* Lists can be trees of which a template builds millions of leaves in few words, so each item is a step. */
+static bool equal(struct jinja *j, struct value a, struct value b) {
     bool numbers =
         (a.kind == BOOLEAN || a.kind == INTEGER) && (b.kind == BOOLEAN || b.kind == INTEGER);
+    spend(j, a.kind == STRING ? a.bytes : 0);
     if (numbers) return a.n == b.n;
     if (a.kind != b.kind) return false;
     if (a.kind == STRING) return a.bytes == b.bytes && memcmp(a.p, b.p, a.bytes) == 0;
     if (a.kind == MAP) return a.map == b.map;
-    if (a.kind == LIST && a.n != b.n) return false;
-    for (long long i = 0; a.kind == LIST && i < a.n; i++)
-        if (!equal(a.items[i], b.items[i])) return false;
-    return true;
+    if (a.kind != LIST) return true;
+    bool same = a.n == b.n;
+    enter(j);
+    for (long long i = 0; same && i < a.n; i++) same = equal(j, a.items[i], b.items[i]);
+    j->depth--;
+    return same;
 }
 
-static struct entry *map_find(struct map *m, const char *p, size_t bytes) {
-    for (struct entry *e = m->first; e; e = e->next)
-        if (e->bytes == bytes && memcmp(e->name, p, bytes) == 0) return e;
-    return NULL;
+static struct entry *map_find(struct jinja *j, struct map *m, const char *p, size_t bytes) {
+    struct entry *e = m->first;
+    for (; e && (e->bytes != bytes || memcmp(e->name, p, bytes) != 0); e = e->next) j->steps += 1;
+    step(j);
+    return e;
 }
 
 static void map_set(struct jinja *j, struct map *m, const char *p, size_t bytes, struct value v) {
-    struct entry *e = map_find(m, p, bytes);
+    struct entry *e = map_find(j, m, p, bytes);
     if (!e) {
         e = allocate(j, sizeof *e);
         *e = (struct entry){p, bytes, v, m->first};
@@ -151,18 +166,20 @@ static const char *find_text(const char *p, size_t bytes, const char *part, size
 }
 
 static bool contains(struct jinja *j, struct value part, struct value whole) {
+    spend(j, whole.kind == STRING ? whole.bytes : 0);
     if (whole.kind == STRING && part.kind == STRING)
         return find_text(whole.p, whole.bytes, part.p, part.bytes) != NULL;
     if (whole.kind == MAP && part.kind == STRING)
-        return map_find(whole.map, part.p, part.bytes) != NULL;
+        return map_find(j, whole.map, part.p, part.bytes) != NULL;
     if (whole.kind != LIST) stop(j, "'in' is not understood for these values", "", 0);
     for (long long i = 0; i < whole.n; i++)
-        if (equal(part, whole.items[i])) return true;
+        if (equal(j, part, whole.items[i])) return true;
     return false;
 }
 
 /* str.strip(chars) of ASCII characters; without chars, of blanks. */
-static struct value strip(struct value v, bool left, bool right, const char *chars, size_t n) {
+static struct value strip(struct jinja *j, struct value v, bool left, bool right, const char *chars, size_t n) {
+    spend(j, v.bytes);
     while (left && v.bytes && memchr(chars, v.p[0], n)) v.p++, v.bytes--;
     while (right && v.bytes && memchr(chars, v.p[v.bytes - 1], n)) v.bytes--;
     return v;
@@ -173,6 +190,7 @@ static const char blanks[] = " \t\n\r\v\f";
 static struct value split(struct jinja *j, struct value v, struct value by) {
     size_t n = 1;
     const char *end = v.p + v.bytes;
+    spend(j, 2 * v.bytes);
     if (!by.bytes) stop(j, "split() without a separator is not understood", "", 0);
     for (const char *p = v.p, *q; (q = find_text(p, (size_t)(end - p), by.p, by.bytes));
          p = q + by.bytes)
@@ -206,9 +224,10 @@ static const char *string_end(struct jinja *j, const char *p) {
 }
 
 static void next_token(struct jinja *j) {
-    step(j);
+    const char *from = j->at;
     while (j->at < j->end && isspace((unsigned char)*j->at)) j->at++;
     const char *p = j->at, *q = p;
+    spend(j, (size_t)(p - from));
     if (p >= j->end) {
         j->token = (struct token){END, p, 0};
         return;
@@ -222,6 +241,7 @@ static void next_token(struct jinja *j) {
         q += q + 1 < j->end && ((q[1] == '=' && strchr("=!<>", *q)) || (*q == '/' && q[1] == '/'))
                  ? 2
                  : 1;
+    spend(j, (size_t)(q - p));
     j->token = (struct token){kind, p, (size_t)(q - p)};
     j->at = q;
 }
@@ -250,10 +270,6 @@ static struct token take_name(struct jinja *j) {
 
 static struct value expression(struct jinja *j);
 static struct value unary(struct jinja *j);
-
-static void enter(struct jinja *j) {
-    if (++j->depth > JINJA_DEPTH_MAX) stop(j, "the template is nested too deeply", "", 0);
-}
 
 /* Read what follows without evaluating it. */
 static struct value read_dead(struct jinja *j, struct value (*read)(struct jinja *)) {
@@ -293,7 +309,7 @@ static struct value string_literal(struct jinja *j) {
 
 static struct value lookup(struct jinja *j, struct token name) {
     for (struct map *m = j->scope; m; m = m->parent) {
-        struct entry *e = map_find(m, name.p, name.bytes);
+        struct entry *e = map_find(j, m, name.p, name.bytes);
         if (e) return e->value;
     }
     return (struct value){0};
@@ -353,12 +369,13 @@ static struct value call_string(struct jinja *j, struct value s, const char *p, 
     if (both || left || right) {
         struct value chars =
             args->n ? argument(j, args, 0, STRING) : string(blanks, sizeof blanks - 1);
-        return strip(s, both || left, both || right, chars.p, chars.bytes);
+        return strip(j, s, both || left, both || right, chars.p, chars.bytes);
     }
     if (same_name(p, n, "upper")) return case_changed(j, s, toupper);
     if (same_name(p, n, "lower")) return case_changed(j, s, tolower);
     struct value first = args->n ? argument(j, args, 0, STRING) : text("");
     bool fits = first.bytes <= s.bytes;
+    spend(j, fits ? first.bytes : 0);
     if (same_name(p, n, "startswith"))
         return boolean(fits && memcmp(s.p, first.p, first.bytes) == 0);
     if (same_name(p, n, "endswith"))
@@ -376,7 +393,7 @@ static struct value call_method(struct jinja *j, struct value method,
     if (self.kind != MAP || !same_name(method.p, method.bytes, "get"))
         stop(j, "unknown method", method.p, method.bytes);
     struct value key = argument(j, args, 0, STRING);
-    struct entry *e = map_find(self.map, key.p, key.bytes);
+    struct entry *e = map_find(j, self.map, key.p, key.bytes);
     return e ? e->value : args->n > 1 ? args->list[1] : (struct value){.kind = NONE};
 }
 
@@ -385,7 +402,7 @@ static struct value member(struct jinja *j, struct value v, const char *p, size_
                            bool method) {
     if (v.kind == UNDEFINED || v.kind == NONE)
         stop(j, "an attribute of an undefined value:", p, bytes);
-    struct entry *e = v.kind == MAP ? map_find(v.map, p, bytes) : NULL;
+    struct entry *e = v.kind == MAP ? map_find(j, v.map, p, bytes) : NULL;
     if (e) return e->value;
     if (!method || !token_is(j, "(")) return (struct value){0};
     struct value m = {.kind = METHOD, .p = p, .bytes = bytes, .items = allocate(j, sizeof v)};
@@ -525,6 +542,7 @@ static struct value length_of(struct jinja *j, struct value v) {
     if (v.kind == MAP) for (struct entry *e = v.map->first; e; e = e->next) n++;
     else if (v.kind == STRING) for (size_t i = 0; i < v.bytes; i++) n += (v.p[i] & 0xC0) != 0x80;
     else stop(j, "'length' of this value is not understood", "", 0);
+    spend(j, v.kind == STRING ? v.bytes : 64 * (size_t)n);
     return integer(n);
 }
 
@@ -541,7 +559,7 @@ static struct value apply_filter(struct jinja *j, struct value v, struct token f
     if (same_name(f.p, f.bytes, "last") && v.kind == LIST)
         return v.n ? v.items[v.n - 1] : (struct value){0};
     if (same_name(f.p, f.bytes, "trim"))
-        return strip(printed(j, v), true, true, blanks, sizeof blanks - 1);
+        return strip(j, printed(j, v), true, true, blanks, sizeof blanks - 1);
     if (same_name(f.p, f.bytes, "upper")) return case_changed(j, printed(j, v), toupper);
     if (same_name(f.p, f.bytes, "lower")) return case_changed(j, printed(j, v), tolower);
     stop(j, "unknown filter", f.p, f.bytes);
@@ -657,8 +675,8 @@ static struct value comparison(struct jinja *j) {
         struct value w = sum(j);
         if (!j->live) continue;
         if (in) v = boolean(contains(j, v, w) != negated);
-        else if (op.p[0] == '=') v = boolean(equal(v, w));
-        else if (op.p[0] == '!') v = boolean(!equal(v, w));
+        else if (op.p[0] == '=') v = boolean(equal(j, v, w));
+        else if (op.p[0] == '!') v = boolean(!equal(j, v, w));
         else v = boolean(ordered(j, op, v, w));
     }
 }
@@ -770,6 +788,7 @@ static void cut(struct jinja *j, const char *p, const char *end) {
         const char *close = tag_end(j, tag, end, tag[1] == '{' ? '}' : tag[1]);
         const char *first = tag + 2 + (tag[2] == '-' || tag[2] == '+');
         const char *last = close - (close > first && (close[-1] == '-' || close[-1] == '+'));
+        while (first < last && isspace((unsigned char)*first)) first++;
         if (tag[1] != '#') add_piece(j, tag[1] == '{' ? PRINT : STATEMENT, first, last);
         p = data_start(close, end, tag[1] != '{');
         tag = p - 1;
@@ -794,10 +813,9 @@ static struct value finish(struct jinja *j) {
     return v;
 }
 
-/* The first word of a statement. */
+/* The first word of a statement; cut() has taken the blanks before it. */
 static bool statement_is(const struct piece *piece, const char *word) {
     const char *p = piece->p, *end = p + piece->bytes;
-    while (p < end && isspace((unsigned char)*p)) p++;
     size_t n = strlen(word);
     return piece->tag == STATEMENT && (size_t)(end - p) >= n && memcmp(p, word, n) == 0 &&
            ((size_t)(end - p) == n || !name_char(p[n]));

@@ -274,8 +274,8 @@ static bool profile_read(struct profile *p, const char *path, struct arena *a, s
 
 /* --- tables ---------------------------------------------------------------------------------------- */
 
-static json_t *some(double x) { return x > 0 ? json_real(x) : json_null(); }
-static json_t *whole(double x) { return x > 0 ? json_integer((json_int_t)x) : json_null(); }
+static json_t *some(double x) { return x > 0 ? report_real(x) : json_null(); }
+static json_t *whole(double x) { return x > 0 && x < 0x1p63 ? json_integer((json_int_t)x) : json_null(); }
 
 static double tokens_per_second(const json_t *phase) {
     bool tokens = !strcmp(profile_text(phase, "kind"), "decode") || !strcmp(profile_text(phase, "kind"), "prefill");

@@ -406,25 +406,3 @@ bool spec_load_text(struct spec *s, const char *name, const char *text, size_t b
     if (d->errors == r->errors_before) finish(r, sets, collect_sets(r, text, sets, KEYS_MAX));
     return d->errors == r->errors_before;
 }
-
-#ifdef JLLM_FUZZ
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
-
-/* Evaluate the bytes as a spec. */
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
-    if (bytes > FILE_MAX_BYTES) return 0;
-    struct arena a = {0};
-    struct diag d = {.out = fopen("/dev/null", "w")};
-    struct spec s;
-    struct reader *r = start(&s, &a, &d);
-    add_defaults(r);
-    struct file f = {.path = arena_copy(&a, "/", 1), .real = arena_copy(&a, "", 0), .bare = "fuzz"};
-    add_text(r, "fuzz.lua", arena_copy(&a, data, bytes), bytes, f);
-    evaluate(r);
-    if (!d.errors) finish(r, NULL, 0);
-    if (!d.errors) spec_dump(&s, d.out);
-    fclose(d.out);
-    arena_free(&a);
-    return 0;
-}
-#endif

@@ -168,6 +168,11 @@ static void error_at(struct vocab *v, const char *code, const struct gguf_kv *kv
     diag_error(v->d, code, gguf_place(v->g, kv->offset), "%s: %s", kv->key, text);
 }
 
+/* Where in the file a text stands that is a part of a value. */
+static const char *place_of_text(const struct vocab *v, const struct gguf_kv *kv, struct gguf_string s) {
+    return gguf_place(v->g, kv->offset + (uint64_t)((const uint8_t *)s.p - kv->data));
+}
+
 /* An array of the item type wanted (I32: or U32); NULL when absent or wrong (diagnosed). */
 static const struct gguf_kv *find_array(struct vocab *v, const char *key, enum gguf_type item) {
     const struct gguf_kv *kv = gguf_find(v->g, key);
@@ -227,7 +232,7 @@ static bool read_tokens(struct vocab *v) {
     for (uint32_t i = 0; i < v->h.n_vocab; i++) {
         if (v->tokens[i].bytes <= TOKENIZER_TOKEN_BYTES_MAX) continue;
         diag_error(v->d, "tok-size",
-                   gguf_place(v->g, (uint64_t)((const uint8_t *)v->tokens[i].p - v->g->map.data)),
+                   place_of_text(v, kv, v->tokens[i]),
                    "%s: token %u has %llu bytes; at most %d are supported", kv->key, i,
                    (unsigned long long)v->tokens[i].bytes, TOKENIZER_TOKEN_BYTES_MAX);
         return false;
@@ -310,12 +315,18 @@ static void read_ranks(struct vocab *v) {
         v->rank[list[i].id] = v->rank[list[i - 1].id] + (list[i].score != list[i - 1].score);
 }
 
+/* No text may become a control token: a byte that only one of them spells is as good as none. */
+static uint32_t find_spoken(const struct vocab *v, const char *p, uint64_t bytes) {
+    uint32_t id = find_id(v, p, bytes);
+    return id != TOKENIZER_NONE && v->type[id] == TOKENIZER_CONTROL ? TOKENIZER_NONE : id;
+}
+
 static void read_bytes(struct vocab *v) {
     for (unsigned b = 0; b < 256; b++) v->h.byte_id[b] = TOKENIZER_NONE;
     for (uint32_t c = 0; c < 0x144; c++) {
         int b = alphabet_byte(c);
         char utf8[2] = {(char)(0xC0 | c >> 6), (char)(0x80 | (c & 0x3F))}, ascii = (char)c;
-        if (b >= 0) v->h.byte_id[b] = c < 0x80 ? find_id(v, &ascii, 1) : find_id(v, utf8, 2);
+        if (b >= 0) v->h.byte_id[b] = c < 0x80 ? find_spoken(v, &ascii, 1) : find_spoken(v, utf8, 2);
     }
 }
 
@@ -364,16 +375,21 @@ static void read_merges(struct vocab *v) {
     }
     const struct gguf_string *texts = gguf_strings(kv, v->a);
     v->merges = arena_array(v->a, kv->count, sizeof *v->merges);
+    uint32_t n = 0;
     for (uint32_t i = 0; i < kv->count; i++) {
-        v->merges[i].rank = i;
-        if (read_merge(v, texts[i], &v->merges[i])) continue;
-        diag_error(v->d, "tok-merge",
-                   gguf_place(v->g, (uint64_t)((const uint8_t *)texts[i].p - v->g->map.data)),
-                   "%s: merge %u, '%s', does not name two tokens that make a third", key, i,
-                   diag_quote(texts[i].p, texts[i].bytes));
-        return;
+        struct merge *m = &v->merges[n];
+        m->rank = i;
+        if (!read_merge(v, texts[i], m)) {
+            diag_error(v->d, "tok-merge", place_of_text(v, kv, texts[i]), "%s: merge %u, '%s', does not name two tokens that make a third",
+                       key, i, diag_quote(texts[i].p, texts[i].bytes));
+            return;
+        }
+        if (v->type[m->id] != TOKENIZER_CONTROL) n++;
+        else
+            diag_warning(v->d, "tok-merge", place_of_text(v, kv, texts[i]), "%s: merge %u, '%s', makes a control token of text: not used",
+                         key, i, diag_quote(texts[i].p, texts[i].bytes));
     }
-    sort_merges(v, (uint32_t)kv->count);
+    sort_merges(v, n);
 }
 
 static void check_model(struct vocab *v) {

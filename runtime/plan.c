@@ -233,6 +233,7 @@ static bool check_info(const struct plan_view *v, struct jllm_error *e) {
         WANT("info", 0, n->isa == PLAN_ISA_SM && n->sm_arch >= 80 && n->sm_arch < 1000 &&
                         n->driver_min <= INT32_MAX && n->features <= PLAN_CUDA_LAUNCHES);
     WANT("info", 0, n->n_vocab && n->n_vocab <= PLAN_VOCAB_MAX && n->n_embd);
+    WANT("info", 0, n->n_layer <= v->n_pieces);
     WANT("info", 0, n->ctx_max && n->ctx_max <= PLAN_CTX_MAX);
     WANT("info", 0, n->n_tokens_max && n->n_tokens_max <= PLAN_TOKENS_MAX);
     WANT("info", 0, n->arena_bytes <= PLAN_BYTES_MAX && n->cache_bytes <= PLAN_BYTES_MAX);

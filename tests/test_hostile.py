@@ -386,6 +386,22 @@ class Tokenizers(Hostile):
             with self.subTest(template[:30]):
                 self.accept(self.base().set("tokenizer.chat_template", STRING, template).bytes(), warning="chat")
 
+    def test_long_glue_and_many_control_tokens(self):
+        """The search for control tokens in a template's own text does not look at each of them at each byte."""
+        g, n = self.base(), 50000
+        tokens, kinds = g.get(self.T + "tokens"), g.get(self.T + "token_type")
+        g.set(self.T + "tokens", ARRAY, [*tokens, *(f"xxxx{i}" for i in range(n))], STRING)
+        g.set(self.T + "token_type", ARRAY, [*kinds, *[mkmodel.CONTROL] * n], I32)
+        g.set("tokenizer.chat_template", STRING, "{% for m in messages %}" + "x" * 100000 + "{{ m.content }}{% endfor %}{% if add_generation_prompt %}.{% endif %}")
+        for t in g.tensors:
+            if t.name in ("token_embd.weight", "output.weight"):
+                t.dims[1] += n
+                t.data = bytes(t.dims[0] // 32 * 34 * t.dims[1])
+        p = product.write(product.path("hostile/glue.gguf"), g.bytes())
+        r = self.ok(product.run("jllmc", "fit", p, "--spec", "cpu"))
+        self.assertNotIn("chat", r.err)
+        self.assertLess(r.cpu, 2, str(r))
+
 
 class Hyperparameters(Hostile):
     """Dimensions in keys that tensors do not have."""

@@ -187,6 +187,8 @@ static void test_info(void **state) {
     INFO(p->hidden_offset = 8, "hidden_offset % PLAN_ARENA_ALIGN");
     INFO(p->n_embd = UINT32_MAX, "n->hidden_offset, 4ull");
     INFO(p->n_embd = 0, "n->n_embd");
+    INFO(p->n_layer = 4, "n->n_layer");
+    INFO(p->n_layer = UINT32_MAX, "n->n_layer");
     INFO(p->ctx_max++, "cover");
     INFO(p->ctx_max = UINT32_MAX, "cover");
     INFO(p->n_tokens_max = PLAN_TOKENS_MAX + 1, "n->n_tokens_max");

@@ -34,6 +34,7 @@ struct fixture {
 struct change {
     const char *pre, *model, *bad_merge, *override;
     int types_short, types_u8, scores, bos, huge, no_pre;
+    uint32_t control[2];         /* tokens that become control tokens; 0: none */
 };
 
 static void add_tokens(struct fixture *x, struct vocab_file *f, const struct change *c) {
@@ -62,6 +63,7 @@ static void add_types(struct vocab_file *f, const struct change *c) {
     vocab_array(f, "tokenizer.ggml.token_type", c->types_u8 ? GGUF_U8 : GGUF_I32, n);
     for (uint64_t i = 0; i < n; i++) {
         uint32_t type = i < ID_END ? 1 : last[i - ID_END];
+        if (i && (i == c->control[0] || i == c->control[1])) type = TOKENIZER_CONTROL;
         buffer_append(&f->bytes, &type, c->types_u8 ? 1 : 4);
     }
 }
@@ -391,6 +393,80 @@ static void test_warned(void **state) {
     close_small(&x);
 }
 
+/* Of user-defined tokens the longest counts, and none of them costs time at bytes where it cannot stand. */
+static void test_many_user_tokens(void **state) {
+    (void)state;
+    enum { N_USER = 20000, N_LETTERS = 200000, RUN = 100 };
+    struct arena a = {0};
+    struct vocab_file f = {0};
+    struct buffer section = {0};
+    struct diag d = {.out = stderr};
+    struct gguf g;
+    struct jllm_error e;
+    const char **words = arena_array(&a, 256 + N_USER, sizeof *words), *run = memset(arena_alloc(&a, RUN + 1), 'a', RUN);
+    for (unsigned b = 0; b < 256; b++) words[b] = vocab_byte(b, arena_alloc(&a, 3));
+    for (unsigned i = 0; i < N_USER; i++) words[256 + i] = arena_printf(&a, "%s%u", run, i);
+    words[256] = "aaab", words[257] = "aaa";
+    vocab_string(&f, "tokenizer.ggml.model", "gpt2");
+    vocab_string(&f, "tokenizer.ggml.pre", "gpt-2");
+    vocab_strings(&f, "tokenizer.ggml.tokens", words, 256 + N_USER);
+    vocab_array(&f, "tokenizer.ggml.token_type", GGUF_I32, 256 + N_USER);
+    for (unsigned i = 0; i < 256 + N_USER; i++) vocab_u32(&f.bytes, i < 256 ? TOKENIZER_NORMAL : TOKENIZER_USER);
+    vocab_strings(&f, "tokenizer.ggml.merges", NULL, 0);
+    vocab_finish(&f);
+    assert_true(gguf_parse(&g, "many.gguf", f.bytes.data, f.bytes.bytes, &a, &d) && tokenizer_lower(&g, NULL, &section, &a, &d));
+    struct tokenizer *t = tokenizer_open(section.data, section.bytes, &e);
+    assert_non_null(t);
+    EXPECT(t, "aaabaaaaab", 256, 257, 'a', 'a', 'b');
+    const char *long_one = words[256 + 777];
+    EXPECT(t, long_one, 256 + 777);
+    char *text = memset(arena_alloc(&a, N_LETTERS), 'a', N_LETTERS);
+    clock_t start = clock();
+    struct tokenizer_ids ids = encode(t, text, N_LETTERS);
+    assert_true(clock() - start < 3 * CLOCKS_PER_SEC);
+    assert_int_equal(ids.n, N_LETTERS / 3 + N_LETTERS % 3);
+    tokenizer_ids_free(&ids);
+    tokenizer_close(t);
+    buffer_free(&section), buffer_free(&f.bytes);
+    arena_free(&a);
+}
+
+/* Text becomes no control token, neither by a byte nor by a merge. */
+static void test_forged(void **state) {
+    (void)state;
+    struct fixture x;
+    struct jllm_error e;
+    char *text;
+    assert_true(lower(&x, &(struct change){.control = {MERGED(3), 'q'}}, &text));
+    assert_non_null(strstr(text, "merge 3, 'hell o', makes a control token of text"));
+    free(text);
+    x.t = tokenizer_open(x.section.data, x.section.bytes, &e);
+    assert_non_null(x.t);
+    EXPECT(x.t, "hello q", MERGED(2), 'o', ' ');
+    close_small(&x);
+}
+
+/* Places count from where the file begins, also where it is no mapping. */
+static void test_places(void **state) {
+    (void)state;
+    static const struct { struct change c; const char *begins; } cases[] = {{{.bad_merge = "h nope"}, "h nope"}, {{.huge = 1}, "xxxxxxx"}};
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        struct fixture x;
+        struct vocab_file f = {0};
+        char *text;
+        assert_false(lower(&x, &cases[i].c, &text));
+        const char *place = strstr(text, "tiny.gguf+0x");
+        assert_non_null(place);
+        size_t at = strtoull(place + strlen("tiny.gguf+0x"), NULL, 16);
+        build_file(&x, &f, &cases[i].c);
+        assert_in_range(at, 24, f.bytes.bytes);
+        assert_memory_equal(f.bytes.data + at, cases[i].begins, 6);
+        free(text);
+        buffer_free(&f.bytes);
+        close_small(&x);
+    }
+}
+
 /* Of two merges of one pair the first counts. */
 static void test_merge_twice(void **state) {
     (void)state;
@@ -527,6 +603,8 @@ int main(void) {
         cmocka_unit_test(test_stream),    cmocka_unit_test(test_refused),
         cmocka_unit_test(test_disarm),
         cmocka_unit_test(test_warned),    cmocka_unit_test(test_merge_twice),
+        cmocka_unit_test(test_many_user_tokens),
+        cmocka_unit_test(test_forged),    cmocka_unit_test(test_places),
         cmocka_unit_test(test_damaged),   cmocka_unit_test(test_golden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

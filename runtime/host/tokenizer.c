@@ -45,13 +45,16 @@ enum { MATCH_STEPS_MAX = 1 << 30 };
  * many bytes it has, as a symbol need not be a token. TOKENIZER_NONE: merged into its left neighbour. */
 struct symbol { uint32_t id; int32_t prev, next; };
 struct pair { uint32_t rank; int32_t at; uint32_t left, right, id; };
+/* A user-defined token; shorter: the longest of the others that its text begins with. */
+struct user_token { const uint8_t *p; size_t bytes; uint32_t id; const struct user_token *shorter; };
 
 struct tokenizer {
     const struct tokenizer_header *h;
     const uint32_t *text_first, *merge_first, *words, *slots, *rank, *user, *stops;
     const struct tokenizer_merge *merges;
     const uint8_t *type, *text;
-    uint32_t user_first[257];    /* user tokens by first byte */
+    struct user_token *by_text;  /* [n_user], sorted */
+    uint32_t user_first[257];    /* in by_text, by first byte */
     pcre2_code *pattern;
     pcre2_match_data *match;
     pcre2_match_context *limits;
@@ -216,6 +219,41 @@ static bool check_contents(struct tokenizer *t, struct jllm_error *e) {
     return !what || fail(e, JLLM_BAD_PLAN, "the plan's tokenizer section is damaged: %s", what);
 }
 
+static int compare_texts(const uint8_t *a, size_t n, const uint8_t *b, size_t m) {
+    int order = memcmp(a, b, n < m ? n : m);
+    return order ? order : (n > m) - (n < m);
+}
+
+static int user_order(const void *pa, const void *pb) {
+    const struct user_token *a = pa, *b = pb;
+    return compare_texts(a->p, a->bytes, b->p, b->bytes);
+}
+
+static size_t common_bytes(const struct user_token *a, const uint8_t *p, size_t n) {
+    size_t same = 0;
+    while (same < n && same < a->bytes && a->p[same] == p[same]) same++;
+    return same;
+}
+
+/* A vocabulary may have any number of user-defined tokens, so not all of them are looked at for each byte of a text. */
+static bool index_user(struct tokenizer *t, struct jllm_error *e) {
+    const struct user_token *open = NULL;
+    t->by_text = calloc(t->h->n_user + 1u, sizeof *t->by_text);
+    if (!t->by_text) return fail(e, JLLM_ENVIRONMENT, "out of memory");
+    for (uint32_t i = 0; i < t->h->n_user; i++) {
+        const uint32_t *first = &t->text_first[t->user[i]];
+        t->by_text[i] = (struct user_token){t->text + first[0], first[1] - first[0], t->user[i], NULL};
+    }
+    qsort(t->by_text, t->h->n_user, sizeof *t->by_text, user_order);
+    for (uint32_t i = 0; i < t->h->n_user; i++) {
+        struct user_token *u = &t->by_text[i];
+        while (open && common_bytes(open, u->p, u->bytes) < open->bytes) open = open->shorter;
+        u->shorter = open;
+        open = u;
+    }
+    return true;
+}
+
 static bool compile_pattern(struct tokenizer *t, struct jllm_error *e) {
     int code;
     PCRE2_SIZE at;
@@ -249,7 +287,7 @@ struct tokenizer *tokenizer_open(const void *section, size_t bytes, struct jllm_
     }
     t->h = section;
     if (check_header(t->h, bytes, e) && bind_arrays(t, bytes, e) && check_contents(t, e) &&
-        compile_pattern(t, e))
+        index_user(t, e) && compile_pattern(t, e))
         return t;
     tokenizer_close(t);
     return NULL;
@@ -260,6 +298,7 @@ void tokenizer_close(struct tokenizer *t) {
     pcre2_code_free(t->pattern);
     pcre2_match_data_free(t->match);
     pcre2_match_context_free(t->limits);
+    free(t->by_text);
     free(t->symbols);
     free(t->chars);
     free(t->heap);
@@ -515,30 +554,36 @@ static bool encode_stretch(struct tokenizer *t, const uint8_t *p, size_t n,
     return true;
 }
 
-/* The longest user-defined token that the text starts with. */
-static uint32_t find_user(const struct tokenizer *t, const uint8_t *p, size_t n, size_t *bytes) {
-    for (uint32_t i = t->user_first[p[0]]; i < t->user_first[p[0] + 1]; i++) {
-        const char *text = tokenizer_text(t, (int32_t)t->user[i], bytes);
-        if (*bytes <= n && memcmp(text, p, *bytes) == 0) return t->user[i];
+/* The longest user-defined token that the text starts with, or NULL: it is the last that does not come after the text, or
+ * what that begins with. */
+static const struct user_token *find_user(const struct tokenizer *t, const uint8_t *p, size_t n) {
+    uint32_t first = t->user_first[p[0]], low = first, high = t->user_first[p[0] + 1];
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const struct user_token *u = &t->by_text[middle];
+        if (compare_texts(u->p, u->bytes, p, n) <= 0) low = middle + 1;
+        else high = middle;
     }
-    return TOKENIZER_NONE;
+    const struct user_token *u = low > first ? &t->by_text[low - 1] : NULL;
+    for (size_t same = u ? common_bytes(u, p, n) : 0; u && u->bytes > same;) u = u->shorter;
+    return u;
 }
 
 bool tokenizer_encode(struct tokenizer *t, const char *text, size_t bytes,
                       struct tokenizer_ids *out, struct jllm_error *e) {
+    if (!bytes) return true;   /* text may be NULL */
     if (bytes >= INT32_MAX) return fail(e, JLLM_BAD_USE, "the text is longer than 2 GiB");
     const uint8_t *p = (const uint8_t *)text;
     size_t from = 0;
     for (size_t at = 0; at < bytes;) {
-        size_t length = 0;
-        uint32_t id = find_user(t, p + at, bytes - at, &length);
-        if (id == TOKENIZER_NONE) {
+        const struct user_token *user = find_user(t, p + at, bytes - at);
+        if (!user) {
             at++;
             continue;
         }
         if (!encode_stretch(t, p + from, at - from, out, e)) return false;
-        tokenizer_ids_add(out, (int32_t)id);
-        from = at += length;
+        tokenizer_ids_add(out, (int32_t)user->id);
+        from = at += user->bytes;
     }
     return encode_stretch(t, p + from, bytes - from, out, e);
 }
