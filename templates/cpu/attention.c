@@ -10,6 +10,9 @@
 #include "plan_step.h"
 #include "chunks.h"
 
+#ifndef JT_WINDOW
+#define JT_WINDOW WINDOW_NONE
+#endif
 #ifdef JT_KV_F16
 typedef u16 cache_item;
 #define CACHE_LOAD(p) f32x8_from_f16(p)
@@ -21,8 +24,7 @@ typedef float cache_item;
 #define BLOCK 64              /* rows of k or v that stay in the first cache while all heads and tokens use them */
 #define QUERIES 12            /* heads of tokens at a time, at most */
 #define HEADS_AT_ONCE 3       /* that share what is loaded of a row */
-#define ROWS_AHEAD 16         /* that one token asks for rows ahead of use */
-#define VECTORS (JT_HEAD_DIM / 8)
+#define ROWS_AHEAD (8192 / (JT_HEAD_DIM * sizeof(cache_item)))   /* that one token asks for rows ahead of use */
 #define PART_COLS (JT_HEAD_DIM + 1)
 #define CACHE_COLS ((u64)JT_N_HEAD_KV * JT_HEAD_DIM)
 #define HEADS_PER_KV (JT_N_HEAD / JT_N_HEAD_KV)
@@ -51,49 +53,49 @@ INLINE void row_ahead(const cache_item *row) {
 }
 
 /* s = q k / sqrt(head_dim) of rows lo .. hi - 1 (both multiples of 8) for n heads. Rows from end on are not there. */
-INLINE void scores(const int n, struct heads x, const cache_item *k, u32 lo, u32 hi, u32 end) {
+INLINE void scores(const u32 n, struct heads x, const cache_item *k, u32 lo, u32 hi, u32 end) {
     const float factor = (float)(1.0 / __builtin_sqrt((double)JT_HEAD_DIM));
-    const int rows = n == 1 ? 8 : 4;
-    for (u32 i = lo; i < hi; i += (u32)rows) {
+    const u32 rows = n == 1 ? 8 : 4;
+    for (u32 i = lo; i < hi; i += rows) {
         f32x8 dot[HEADS_AT_ONCE][8] = { { { 0 } } };
         const cache_item *row[8];
-        UNROLL(8) for (int j = 0; j < rows; j++) {
-            row[j] = k + (i + (u32)j < end ? i + (u32)j : end - 1) * CACHE_COLS;
+        UNROLL(8) for (u32 j = 0; j < rows; j++) {
+            row[j] = k + (i + j < end ? i + j : end - 1) * CACHE_COLS;
             row_ahead(row[j]);
         }
         UNROLL(1) for (u32 d = 0; d < JT_HEAD_DIM; d += 8) {
             f32x8 part[8];
-            UNROLL(8) for (int j = 0; j < rows; j++) part[j] = CACHE_LOAD(row[j] + d);
-            UNROLL(3) for (int h = 0; h < n; h++) {
+            UNROLL(8) for (u32 j = 0; j < rows; j++) part[j] = CACHE_LOAD(row[j] + d);
+            UNROLL(3) for (u32 h = 0; h < n; h++) {
                 f32x8 q = f32x8_load(x.q + h * JT_HEAD_DIM + d);
-                UNROLL(8) for (int j = 0; j < rows; j++) dot[h][j] = f32x8_fma(q, part[j], dot[h][j]);
+                UNROLL(8) for (u32 j = 0; j < rows; j++) dot[h][j] = f32x8_fma(q, part[j], dot[h][j]);
             }
         }
         if (rows == 8) f32x8_store(x.s + i, f32x8_sums(dot[0]) * factor);
-        else UNROLL(3) for (int h = 0; h < n; h++) f32x4_store(x.s + h * JT_SPLIT + i, f32x4_sums(dot[h]) * factor);
+        else UNROLL(3) for (u32 h = 0; h < n; h++) f32x4_store(x.s + h * JT_SPLIT + i, f32x4_sums(dot[h]) * factor);
     }
 }
 
 /* out += sum of p[i] v[i] over rows first .. end - 1, for vectors at .. at + n_vectors - 1 of n heads. */
-INLINE void values(const int n, const int n_vectors, struct heads x, const cache_item *v, u32 first, u32 end, u32 at) {
+INLINE void values(const u32 n, const u32 n_vectors, struct heads x, const cache_item *v, u32 first, u32 end, u32 at) {
     f32x8 sum[HEADS_AT_ONCE][8];
-    UNROLL(3) for (int h = 0; h < n; h++)
-        UNROLL(8) for (int j = 0; j < n_vectors; j++) sum[h][j] = f32x8_load(x.out + h * PART_COLS + at + 8 * j);
+    UNROLL(3) for (u32 h = 0; h < n; h++)
+        UNROLL(8) for (u32 j = 0; j < n_vectors; j++) sum[h][j] = f32x8_load(x.out + h * PART_COLS + at + 8 * j);
     v += first * CACHE_COLS + at;
     for (u32 i = first; i < end; i++, v += CACHE_COLS) {
         if (at == 0) row_ahead(v);
-        UNROLL(8) for (int j = 0; j < n_vectors; j++) {
+        UNROLL(8) for (u32 j = 0; j < n_vectors; j++) {
             f32x8 part = CACHE_LOAD(v + 8 * j);
-            UNROLL(3) for (int h = 0; h < n; h++) sum[h][j] = f32x8_fma(f32x8_all(x.s[h * JT_SPLIT + i]), part, sum[h][j]);
+            UNROLL(3) for (u32 h = 0; h < n; h++) sum[h][j] = f32x8_fma(f32x8_all(x.s[h * JT_SPLIT + i]), part, sum[h][j]);
         }
     }
-    UNROLL(3) for (int h = 0; h < n; h++)
-        UNROLL(8) for (int j = 0; j < n_vectors; j++) f32x8_store(x.out + h * PART_COLS + at + 8 * j, sum[h][j]);
+    UNROLL(3) for (u32 h = 0; h < n; h++)
+        UNROLL(8) for (u32 j = 0; j < n_vectors; j++) f32x8_store(x.out + h * PART_COLS + at + 8 * j, sum[h][j]);
 }
-INLINE void head_values(const int n, struct heads x, const cache_item *v, u32 first, u32 end) {
-    const int tile = n == 1 ? 8 : 4;   /* vectors in registers */
+INLINE void head_values(const u32 n, struct heads x, const cache_item *v, u32 first, u32 end) {
+    const u32 tile = n == 1 ? 8 : 4;   /* vectors in registers */
     u32 d = 0;
-    UNROLL(1) for (; d + 8 * tile <= JT_HEAD_DIM; d += 8 * (u32)tile) values(n, tile, x, v, first, end, d);
+    UNROLL(1) for (; d + 8 * tile <= JT_HEAD_DIM; d += 8 * tile) values(n, tile, x, v, first, end, d);
     UNROLL(1) for (; d < JT_HEAD_DIM; d += 8) values(n, 1, x, v, first, end, d);
 }
 

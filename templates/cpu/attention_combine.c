@@ -5,6 +5,9 @@
 #include "chunks.h"
 #include "a16.h"
 
+#ifndef JT_WINDOW
+#define JT_WINDOW WINDOW_NONE
+#endif
 #define COLS (JT_HEADS * JT_HEAD_DIM)
 #define PART_COLS (JT_HEAD_DIM + 1)
 

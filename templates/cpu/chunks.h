@@ -38,10 +38,7 @@ INLINE void fold_end(struct folded f, u32 dim, float *out) {
 }
 
 /* The first position that the token at pos sees. */
-#ifdef JT_WINDOW
 #define FIRST_SEEN(pos) ((pos) >= JT_WINDOW ? (pos) + 1 - JT_WINDOW : 0)
-#else
-#define FIRST_SEEN(pos) 0u
-#endif
+#define WINDOW_NONE 0xffffffffu
 
 #endif
