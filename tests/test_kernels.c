@@ -705,8 +705,8 @@ static void test_attention(void **state) {
     for (unsigned i = 0; i < 11 * 12; i++) {
         unsigned kind = i % 11, round = i / 11, window = windows[(round + kind) % 9], group = groups[(round + kind / 3) % 9];
         struct attention_case c = { kinds[kind].run, kinds[kind].f16, kinds[kind].head_dim, kinds[kind].window ? window : 0, 0, 0, 0 };
-        unsigned context = contexts[(kind + round + (c.window ? 4 : 0)) % 12], n = 1 + below(context < 9 ? context : 9);
-        jt_n_head_kv = 1 + i % 3, jt_n_head = jt_n_head_kv * group, jt_window = window;
+        unsigned context = contexts[(kind + round + (c.window ? 4 : 0)) % 12], n = 1 + below(context < 9 ? context : group < 5 ? 9 : 3);
+        jt_n_head_kv = 1 + i % 2, jt_n_head = jt_n_head_kv * group, jt_window = window;
         jt_tokens = group > 12 ? 1 : 1 + below(12 / group);
         float *q = random_floats((size_t)(n + 1) * jt_n_head * c.head_dim, i % 3 ? 1.0f : 6.0f);
         struct guarded k = random_cache(c.f16, jt_n_head_kv * c.head_dim, context);
