@@ -9,7 +9,7 @@
 
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_neox, jt_n_head, jt_n_head_kv, jt_window;
+static unsigned jt_m, jt_k, jt_residual, jt_row, jt_head_dim, jt_rope_dim, jt_neox, jt_n_head, jt_n_head_kv, jt_window, jt_tokens;
 static float jt_scale = 1;
 #define JT_M jt_m
 #define JT_K jt_k
@@ -21,6 +21,8 @@ static float jt_scale = 1;
 #define JT_NEOX jt_neox
 #define JT_N_HEAD jt_n_head
 #define JT_N_HEAD_KV jt_n_head_kv
+#define JT_SPLIT 256
+#define JT_LANES 5
 
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -41,11 +43,19 @@ static float jt_scale = 1;
 #define norm_factor OWN(norm_factor)
 #define cache_item OWN(cache_item)
 #define head_factor OWN(head_factor)
-#define head_attend OWN(head_attend)
-#define first_seen OWN(first_seen)
 #define scores OWN(scores)
-#define exponentials OWN(exponentials)
 #define values OWN(values)
+#define head_values OWN(head_values)
+#define weights OWN(weights)
+#define seen OWN(seen)
+#define seen_of_chunk OWN(seen_of_chunk)
+#define heads OWN(heads)
+#define heads_from OWN(heads_from)
+#define row_ahead OWN(row_ahead)
+#define chunk_attend OWN(chunk_attend)
+#define unit_attend OWN(unit_attend)
+#define tokens_attend OWN(tokens_attend)
+#define head_combine OWN(head_combine)
 #define ARG_K_CACHE OWN(ARG_K_CACHE)
 #define ARG_V_CACHE OWN(ARG_V_CACHE)
 
@@ -221,44 +231,138 @@ static float jt_scale = 1;
 
 #define TEMPLATE "../templates/cpu/attention.c"
 #define JT_NAME attention_f32_64
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 64
+#include "kernel_instances.h"
+#define JT_NAME attention_part_f32_64
+#define JT_N 1
 #define JT_HEAD_DIM 64
 #include "kernel_instances.h"
 #define JT_NAME attention_f32_80
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 80
+#include "kernel_instances.h"
+#define JT_NAME attention_part_f32_80
+#define JT_N 1
 #define JT_HEAD_DIM 80
 #include "kernel_instances.h"
 #define JT_NAME attention_f32_96
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 96
+#include "kernel_instances.h"
+#define JT_NAME attention_part_f32_96
+#define JT_N 1
 #define JT_HEAD_DIM 96
 #include "kernel_instances.h"
 #define JT_NAME attention_f32_128
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 128
+#include "kernel_instances.h"
+#define JT_NAME attention_part_f32_128
+#define JT_N 1
 #define JT_HEAD_DIM 128
 #include "kernel_instances.h"
 #define JT_NAME attention_f32_256
+#define JT_N 2
+#define JT_TOKENS jt_tokens
 #define JT_HEAD_DIM 256
 #include "kernel_instances.h"
-#define JT_NAME attention_f16_64
-#define JT_HEAD_DIM 64
-#define JT_KV_F16 1
-#include "kernel_instances.h"
-#define JT_NAME attention_f16_80
-#define JT_HEAD_DIM 80
-#define JT_KV_F16 1
-#include "kernel_instances.h"
-#define JT_NAME attention_f16_128
-#define JT_HEAD_DIM 128
-#define JT_KV_F16 1
+#define JT_NAME attention_part_f32_256
+#define JT_N 1
+#define JT_HEAD_DIM 256
 #include "kernel_instances.h"
 #define JT_NAME attention_f32_64_window
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 64
+#define JT_WINDOW jt_window
+#include "kernel_instances.h"
+#define JT_NAME attention_part_f32_64_window
+#define JT_N 1
 #define JT_HEAD_DIM 64
 #define JT_WINDOW jt_window
 #include "kernel_instances.h"
 #define JT_NAME attention_f32_256_window
+#define JT_N 2
+#define JT_TOKENS jt_tokens
 #define JT_HEAD_DIM 256
 #define JT_WINDOW jt_window
 #include "kernel_instances.h"
+#define JT_NAME attention_part_f32_256_window
+#define JT_N 1
+#define JT_HEAD_DIM 256
+#define JT_WINDOW jt_window
+#include "kernel_instances.h"
+#define JT_NAME attention_f16_64
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 64
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_part_f16_64
+#define JT_N 1
+#define JT_HEAD_DIM 64
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_f16_80
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 80
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_part_f16_80
+#define JT_N 1
+#define JT_HEAD_DIM 80
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_f16_128
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 128
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_part_f16_128
+#define JT_N 1
+#define JT_HEAD_DIM 128
+#define JT_KV_F16 1
+#include "kernel_instances.h"
 #define JT_NAME attention_f16_128_window
+#define JT_N 2
+#define JT_TOKENS jt_tokens
 #define JT_HEAD_DIM 128
 #define JT_WINDOW jt_window
 #define JT_KV_F16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_part_f16_128_window
+#define JT_N 1
+#define JT_HEAD_DIM 128
+#define JT_WINDOW jt_window
+#define JT_KV_F16 1
+#include "kernel_instances.h"
+#undef TEMPLATE
+#define TEMPLATE "../templates/cpu/attention_combine.c"
+#define JT_NAME attention_combine
+#define JT_HEADS 1
+#define JT_HEAD_DIM jt_head_dim
+#include "kernel_instances.h"
+#define JT_NAME attention_combine_window
+#define JT_HEADS 1
+#define JT_HEAD_DIM jt_head_dim
+#define JT_WINDOW jt_window
+#include "kernel_instances.h"
+#define JT_NAME attention_combine_a16_64
+#define JT_HEADS 1
+#define JT_HEAD_DIM 64
+#define JT_OUT_A16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_combine_a16_80
+#define JT_HEADS 2
+#define JT_HEAD_DIM 80
+#define JT_OUT_A16 1
 #include "kernel_instances.h"
 #undef TEMPLATE
 
@@ -336,7 +440,14 @@ static float jt_scale = 1;
 #undef HEADS
 #undef CACHE_COLS
 #undef CACHE_LOAD
-#undef CHUNK
-#undef VECTORS
+#undef JT_HEADS
+#undef PART_COLS
+#undef COLS
+#undef BLOCK
+#undef QUERIES
+#undef HEADS_AT_ONCE
+#undef HEADS_PER_KV
+#undef ROWS_AHEAD
+#undef BY_HEADS
 
 #endif

@@ -215,7 +215,8 @@ class WrongKernels(product.Case):
     """A kernel made wrong on purpose is named by --selftest: what it should give comes from the model file."""
 
     MISTAKES = (("rms_norm.c", " * factor * ", " * (factor * 1.001f) * "), ("act_mul.c", "(1.0f + ", "(1.01f + "),
-                ("attention.c", " / total)", " / (total * 1.001f))"), ("rope_store.c", "a * cosine - b * sine", "a * cosine + b * sine"),
+                ("attention.c", " / total[i])", " / (total[i] * 1.001f))"), ("attention_combine.c", "chunk <= pos", "chunk < pos"),
+                ("rope_store.c", "a * cosine - b * sine", "a * cosine + b * sine"),
                 ("matmul.c", ": acc[h]);", ": acc[h] * 1.001f);"))
 
     def test_each(self):

@@ -604,7 +604,8 @@ static void test_rope_store(void **state) {
 
 /* --- attention ------------------------------------------------------------------------------------- */
 
-struct attention_case { plan_cpu_kernel *kernel; bool f16; unsigned head_dim, window; const float *q; const void *k, *v; };
+struct attention_kernels { plan_cpu_kernel *many, *part, *combine, *combine_a16; };
+struct attention_case { struct attention_kernels run; bool f16; unsigned head_dim, window; const float *q; const void *k, *v; };
 
 static void attend_want(const struct attention_case *c, const float *q, unsigned kv_head, unsigned positions, double *out) {
     double *score = malloc(positions * sizeof *score), top = -INFINITY, total = 0;
@@ -626,19 +627,41 @@ static void attend_want(const struct attention_case *c, const float *q, unsigned
     free(score);
 }
 
-static void attention_run(const struct attention_case *c, unsigned first, unsigned n, unsigned pos, float *out) {
-    struct plan_step step = { .n_tokens = n, .pos = pos + first };
-    size_t at = (size_t)first * jt_n_head * c->head_dim;
-    union { const void *from; void *to; } q = { c->q + at }, k = { c->k }, v = { c->v };
-    run_split(c->kernel, (void *[]){ q.to, k.to, v.to, out + at }, &step, (n + 1) * jt_n_head);
+static void attention_many(const struct attention_case *c, unsigned n, unsigned pos, float *out) {
+    struct plan_step step = { .n_tokens = n, .pos = pos };
+    union { const void *from; void *to; } q = { c->q }, k = { c->k }, v = { c->v };
+    run_split(c->run.many, (void *[]){ q.to, k.to, v.to, out }, &step, (n + jt_tokens) / jt_tokens * jt_n_head_kv + jt_n_head_kv);
+}
+
+/* Token `token` by itself: its chunks, and these together as fp32 and, where there is such a kernel, as A16. */
+static void attention_one(const struct attention_case *c, unsigned token, unsigned pos, float *out) {
+    struct plan_step step = { .n_tokens = 1, .pos = pos + token };
+    size_t cols = (size_t)jt_n_head * c->head_dim, part_cols = cols + jt_n_head;
+    union { const void *from; void *to; } q = { c->q + token * cols }, k = { c->k }, v = { c->v };
+    unsigned first = c->window && step.pos >= c->window ? step.pos + 1 - c->window : 0, chunks = step.pos / JT_SPLIT + 1;
+    struct guarded part = guarded_new(chunks * part_cols * 4);
+    run_split(c->run.part, (void *[]){ q.to, k.to, v.to, guarded_data(part) }, &step, JT_LANES);
+    assert_poison(guarded_data(part), first / JT_SPLIT * part_cols * 4);
+    jt_head_dim = c->head_dim;
+    run_split(c->run.combine, (void *[]){ guarded_data(part), out }, &step, jt_n_head);
+    if (c->run.combine_a16 && cols % 32 == 0) {
+        struct guarded a16 = guarded_new(a16_bytes(1, cols));
+        double *want = malloc(cols * sizeof *want);
+        for (size_t i = 0; i < cols; i++) want[i] = (double)out[i];
+        run_split(c->run.combine_a16, (void *[]){ guarded_data(part), guarded_data(a16) }, &step, jt_n_head / (c->head_dim == 80 ? 2 : 1));
+        assert_a16(guarded_data(a16), 1, cols, 1, want);
+        guarded_free(a16);
+        free(want);
+    }
+    guarded_free(part);
 }
 
 static void check_attention(const struct attention_case *c, unsigned pos, unsigned n) {
     size_t cols = (size_t)jt_n_head * c->head_dim, bytes = (n + 1) * cols * 4;
     struct guarded all = guarded_new(bytes), single = guarded_new(bytes);
     float *y = guarded_data(all), *y_single = guarded_data(single);
-    attention_run(c, 0, n, pos, y);
-    for (unsigned t = 0; t < n; t++) attention_run(c, t, 1, pos, y_single);
+    attention_many(c, n, pos, y);
+    for (unsigned t = 0; t < n; t++) attention_one(c, t, pos, y_single + t * cols);
     assert_memory_equal(y, y_single, bytes);
     assert_poison(y + n * cols, cols * 4);
     double want[256];
@@ -661,21 +684,30 @@ static struct guarded random_cache(bool f16, unsigned cols, unsigned rows) {
     return g;
 }
 
+#define ATTENTION(suffix, combine, combine_a16) { attention_##suffix, attention_part_##suffix, combine, combine_a16 }
 static void test_attention(void **state) {
     (void)state;
-    static const struct { plan_cpu_kernel *kernel; bool f16; unsigned head_dim; bool window; } kinds[] = {
-        { attention_f32_64, false, 64, false },   { attention_f32_80, false, 80, false }, { attention_f32_96, false, 96, false },
-        { attention_f32_128, false, 128, false }, { attention_f32_256, false, 256, false }, { attention_f16_64, true, 64, false },
-        { attention_f16_80, true, 80, false },    { attention_f16_128, true, 128, false },
-        { attention_f32_64_window, false, 64, true }, { attention_f32_256_window, false, 256, true },
-        { attention_f16_128_window, true, 128, true } };
-    static const unsigned windows[] = { 1, 7, 8, 20, 255, 256, 300, 1000 };
-    static const unsigned contexts[] = { 1, 31, 32, 33, 255, 256, 257, 513 }, groups[] = { 1, 3, 4, 6, 7, 8 };
-    for (unsigned i = 0; i < 88; i++) {
-        unsigned kind = i % 11, window = windows[i / 11];
-        struct attention_case c = { kinds[kind].kernel, kinds[kind].f16, kinds[kind].head_dim, kinds[kind].window ? window : 0, 0, 0, 0 };
-        unsigned context = contexts[(kind + i / 11 + (c.window ? 4 : 0)) % 8], n = 1 + below(context < 9 ? context : 9);
-        jt_n_head_kv = 1 + i % 2, jt_n_head = jt_n_head_kv * groups[i / 11 % 6], jt_window = window;
+    static const struct { struct attention_kernels run; bool f16; unsigned head_dim; bool window; } kinds[] = {
+        { ATTENTION(f32_64, attention_combine, attention_combine_a16_64), false, 64, false },
+        { ATTENTION(f32_80, attention_combine, attention_combine_a16_80), false, 80, false },
+        { ATTENTION(f32_96, attention_combine, NULL), false, 96, false },
+        { ATTENTION(f32_128, attention_combine, NULL), false, 128, false },
+        { ATTENTION(f32_256, attention_combine, NULL), false, 256, false },
+        { ATTENTION(f16_64, attention_combine, attention_combine_a16_64), true, 64, false },
+        { ATTENTION(f16_80, attention_combine, attention_combine_a16_80), true, 80, false },
+        { ATTENTION(f16_128, attention_combine, NULL), true, 128, false },
+        { ATTENTION(f32_64_window, attention_combine_window, NULL), false, 64, true },
+        { ATTENTION(f32_256_window, attention_combine_window, NULL), false, 256, true },
+        { ATTENTION(f16_128_window, attention_combine_window, NULL), true, 128, true } };
+    static const unsigned windows[] = { 1, 7, 8, 20, 255, 256, 257, 300, 1000 };
+    static const unsigned contexts[] = { 1, 31, 33, 63, 64, 65, 255, 256, 257, 260, 513, 600 };
+    static const unsigned groups[] = { 1, 2, 3, 4, 5, 6, 7, 8, 13 };   /* 13: more than are taken at a time */
+    for (unsigned i = 0; i < 11 * 12; i++) {
+        unsigned kind = i % 11, round = i / 11, window = windows[(round + kind) % 9], group = groups[(round + kind / 3) % 9];
+        struct attention_case c = { kinds[kind].run, kinds[kind].f16, kinds[kind].head_dim, kinds[kind].window ? window : 0, 0, 0, 0 };
+        unsigned context = contexts[(kind + round + (c.window ? 4 : 0)) % 12], n = 1 + below(context < 9 ? context : group < 5 ? 9 : 3);
+        jt_n_head_kv = 1 + i % 2, jt_n_head = jt_n_head_kv * group, jt_window = window;
+        jt_tokens = group > 12 ? 1 : 1 + below(12 / group);
         float *q = random_floats((size_t)(n + 1) * jt_n_head * c.head_dim, i % 3 ? 1.0f : 6.0f);
         struct guarded k = random_cache(c.f16, jt_n_head_kv * c.head_dim, context);
         struct guarded v = random_cache(c.f16, jt_n_head_kv * c.head_dim, context);

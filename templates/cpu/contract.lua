@@ -44,7 +44,17 @@ template "rope_store_bias" {
 template "attention" {
     source = "attention.c", reference = "attention",
     args = { "q", "kcache", "vcache", "out" },
-    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx", "window" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx", "window", "split", "tokens" },
+}
+template "attention_part" {      -- one token: its chunks of positions, each by itself
+    source = "attention.c", reference = "attention_part",
+    args = { "q", "kcache", "vcache", "part" },
+    keys = { "n", "n_head", "n_head_kv", "head_dim", "kv", "ctx", "window", "split", "lanes" },
+}
+template "attention_combine" {
+    source = "attention_combine.c", reference = "attention_combine",
+    args = { "part", "out" },
+    keys = { "n", "n_head", "head_dim", "ctx", "window", "split", "heads", "out" },
 }
 template "quantize" {
     source = "quantize.c", reference = "quantize",
@@ -134,19 +144,49 @@ function lower.qkv(op)
     end
 end
 
--- The cost of attention grows with the position, which no launch knows; flops are those of the first positions.
+-- Positions of a chunk of attention. Fixed, so that the order of sums is.
+local SPLIT = 256
+
+-- Heads that make whole blocks of 32 columns.
+local function whole_heads(head_dim)
+    local heads = 1
+    while heads * head_dim % 32 ~= 0 do heads = heads + 1 end
+    return heads
+end
+
+-- One token: chunks in parallel, then all of them together, in the type that Wo reads.
+local function attention_one(op, key, how)
+    local d, out = op.dims, input_type(op.o.feeds)
+    define(op.o, out)
+    local splits = ceil_div(d.ctx, SPLIT)
+    local part = scratch("part", "f32", splits * d.n_head, d.head_dim + 1)
+    key.lanes = math.min(splits * d.n_head_kv, 24)
+    how.items = key.lanes
+    launch("attention_part", { q = op.q, kcache = cache("k"), vcache = cache("v"), part = part }, key, how)
+    local heads = out == "a16" and whole_heads(d.head_dim) or 1
+    local items = d.n_head // heads
+    launch("attention_combine", { part = part, out = op.o },
+           { n = 1, n_head = d.n_head, head_dim = d.head_dim, ctx = d.ctx, window = d.window, split = SPLIT, heads = heads, out = out },
+           { items = items, chunk = chunk(items, 4), barrier = true })
+end
+
+-- The cost of attention grows with the position, which no launch knows; flops are those of the first positions. Tokens
+-- that share rows of k and v: up to 12 of their heads, but an item for each of 16 threads.
 function lower.attention(op)
     local d, n = op.dims, op.n
+    local key = { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, kv = op.kv, ctx = d.ctx, window = d.window, split = SPLIT }
+    local how = { barrier = true, flops = 2 * n * n * d.n_head * d.head_dim }
+    if n == 1 then return attention_one(op, key, how) end
     define(op.o, "f32")
-    local items = n * d.n_head
-    launch("attention", { q = op.q, kcache = cache("k"), vcache = cache("v"), out = op.o },
-           { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, kv = op.kv, ctx = d.ctx, window = d.window },
-           { items = items, chunk = ceil_div(items, 32), barrier = true, flops = 2 * n * n * d.n_head * d.head_dim })
+    key.tokens = math.max(1, math.min(12 * d.n_head_kv // d.n_head, ceil_div(n * d.n_head_kv, 16)))
+    how.items = ceil_div(n, key.tokens) * d.n_head_kv
+    how.chunk = ceil_div(how.items, 32)
+    launch("attention", { q = op.q, kcache = cache("k"), vcache = cache("v"), out = op.o }, key, how)
 end
 
 function lower.attn_out(op)
     local w, a = op.w.attn_output, op.o
-    if input_type(w.quant) == "a16" then
+    if input_type(w.quant) ~= a.dtype then
         a = scratch("o_a16", "a16", op.n, w.k)
         launch("quantize", { x = op.o, out = a }, { k = w.k, n = op.n }, { items = op.n, barrier = true })
     end

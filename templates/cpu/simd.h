@@ -38,12 +38,14 @@ typedef float f32_any UNALIGNED;
 typedef i32 i32_any UNALIGNED;
 typedef u16 u16_any UNALIGNED;
 typedef f32x8 f32x8_any UNALIGNED;
+typedef f32x4 f32x4_any UNALIGNED;
 typedef i16x16 i16x16_any UNALIGNED;
 typedef i16x8 i16x8_any UNALIGNED;
 typedef u16x8 u16x8_any UNALIGNED;
 
 INLINE f32x8 f32x8_load(const void *p) { return *(const f32x8_any *)p; }
 INLINE void f32x8_store(void *p, f32x8 x) { *(f32x8_any *)p = x; }
+INLINE void f32x4_store(void *p, f32x4 x) { *(f32x4_any *)p = x; }
 INLINE f32x8 f32x8_all(float x) { return (f32x8){ x, x, x, x, x, x, x, x }; }
 INLINE i32x8 i32x8_all(i32 x) { return (i32x8){ x, x, x, x, x, x, x, x }; }
 INLINE f32x8 f32x8_from(i32x8 x) { return __builtin_convertvector(x, f32x8); }
@@ -118,6 +120,11 @@ INLINE f32x8 f32x8_sums(const f32x8 *x) {
     f32x8 b = f32x8_pairs(f32x8_pairs(x[4], x[5]), f32x8_pairs(x[6], x[7]));
     return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
            __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+}
+/* The sum of each of four vectors, in the order of f32x8_sums. */
+INLINE f32x4 f32x4_sums(const f32x8 *x) {
+    union { f32x8 whole; f32x4 half[2]; } a = { f32x8_pairs(f32x8_pairs(x[0], x[1]), f32x8_pairs(x[2], x[3])) };
+    return a.half[0] + a.half[1];
 }
 
 /* Eight IEEE halves, exactly. */
