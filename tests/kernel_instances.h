@@ -32,7 +32,9 @@ static float jt_scale = 1;
 #define unit_read OWN(unit_read)
 #define row_read OWN(row_read)
 #define columns_sum OWN(columns_sum)
-#define part_add OWN(part_add)
+#define scaled_add OWN(scaled_add)
+#define unit_add OWN(unit_add)
+#define panel_run OWN(panel_run)
 #define tile_store OWN(tile_store)
 #define tile_run OWN(tile_run)
 #define tokens_tile OWN(tokens_tile)
@@ -314,7 +316,8 @@ static float jt_scale = 1;
 #undef WEIGHTS
 #undef SCALE
 #undef OFFSET
-#undef TOGETHER
+#undef PANEL_TILES
+#undef PANEL_VECTORS
 #undef TILE_TOKENS
 #undef BLOCK_UNITS
 #undef TILE_BYTES
