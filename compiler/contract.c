@@ -109,6 +109,15 @@ static void read_param(lua_State *L, struct lowering *lo, struct contract_param 
     lua_settop(L, table);
 }
 
+static void read_form(lua_State *L, struct lowering *lo, struct contract_form *form) {
+    int table = lua_gettop(L);
+    luaL_checktype(L, table, LUA_TTABLE);
+    form->name = string_field(L, lo, table, "name");
+    form->doc = string_field(L, lo, table, "doc");
+    form->otherwise = string_field(L, lo, table, "default");
+    form->values = string_list(L, lo, table, "values", &form->n_values);
+}
+
 static int template_define(lua_State *L) {
     struct lowering *lo = lowering_of(L);
     struct contract_template *t = APPEND(lo, templates);
@@ -129,6 +138,16 @@ static int template_define(lua_State *L) {
             lua_pop(L, 1);
         }
     }
+    lua_settop(L, 1);
+    if (lua_getfield(L, 1, "forms") == LUA_TTABLE) {
+        t->n_forms = (unsigned)lua_rawlen(L, -1);
+        t->forms = arena_array(lo->a, t->n_forms + 1u, sizeof *t->forms);
+        for (unsigned i = 0; i < t->n_forms; i++) {
+            lua_rawgeti(L, -1, (lua_Integer)i + 1);
+            read_form(L, lo, &t->forms[i]);
+            lua_pop(L, 1);
+        }
+    }
     return 0;
 }
 
@@ -146,6 +165,7 @@ static enum plan_dtype dtype_check(lua_State *L, const char *name) {
     if (!strcmp(name, "f16")) return PLAN_F16;
     if (!strcmp(name, "i32")) return PLAN_I32;
     if (!strcmp(name, "a16")) return PLAN_A16;
+    if (!strcmp(name, "a8")) return PLAN_A8;
     if (!strcmp(name, "x16")) return PLAN_X16;
     luaL_error(L, "unknown dtype '%s'", name);
     return PLAN_F32;
@@ -157,6 +177,9 @@ static uint64_t dtype_bytes(lua_State *L, enum plan_dtype t, uint64_t rows, uint
     case PLAN_A16:
         if (cols % 32) luaL_error(L, "a16 needs a multiple of 32 columns");
         return u64_round_up(rows * cols * 2, 64) + 2 * u64_round_up(rows * (cols / 32) * 4, 64);
+    case PLAN_A8:
+        if (cols % 32) luaL_error(L, "a8 needs a multiple of 32 columns");
+        return rows * cols * 2;
     case PLAN_X16:
         if (cols % 32 || (rows != 1 && rows % 8)) luaL_error(L, "x16 needs a multiple of 32 columns and 1 or a multiple of 8 rows");
         return u64_round_up((rows == 1 ? u64_round_up(cols, 256) : rows * cols) * 2, 64) + u64_round_up(rows * (cols / 32) * 4, 64);
@@ -191,7 +214,7 @@ static void set_string(lua_State *L, const char *key, const char *v) {
 }
 
 static void push_value(lua_State *L, struct lowering *lo, uint32_t index, const char *feeds) {
-    static const char *const dtypes[] = {NULL, "f32", "f16", "i32", "a16", "x16"};
+    static const char *const dtypes[] = {NULL, "f32", "f16", "i32", "a16", "x16", "a8"};
     const struct value *v = &lo->p->values[index];
     lua_createtable(L, 0, 6);
     set_integer(L, "_value", index);
@@ -386,7 +409,9 @@ static uint32_t find_kernel(lua_State *L, struct lowering *lo, const struct cont
     mark_following(lo, t, key, n_key);
     *k = (struct kernel){.template = t, .key = key, .n_key = n_key, .name = name, .n_choices = t->n_params};
     k->choices = arena_array(lo->a, t->n_params + 1u, sizeof *k->choices);
+    k->forms = arena_array(lo->a, t->n_forms + 1u, sizeof *k->forms);
     if (!select_choose(lo->p->spec, t, key, n_key, k->choices, lo->a, lo->d)) luaL_error(L, "selection");
+    if (!select_forms(lo->p->spec, t, key, n_key, k->forms, lo->a, lo->d)) luaL_error(L, "selection");
     bool wanted = !lo->only || !strcmp(lo->only, t->name);
     if (wanted && !kernel_source(k, lo->dir, lo->a, lo->d)) luaL_error(L, "source");
     return index;
@@ -402,8 +427,11 @@ static int api_choose(lua_State *L) {
     struct choice *choices = arena_array(lo->a, t->n_params + 1u, sizeof *choices);
     lo->chosen = t, lo->chosen_key = key, lo->n_chosen_key = n_key;
     if (!select_choose(lo->p->spec, t, key, n_key, choices, lo->a, lo->d)) luaL_error(L, "selection");
-    lua_createtable(L, 0, (int)t->n_params);
+    struct choice *forms = arena_array(lo->a, t->n_forms + 1u, sizeof *forms);
+    if (!select_forms(lo->p->spec, t, key, n_key, forms, lo->a, lo->d)) luaL_error(L, "selection");
+    lua_createtable(L, 0, (int)(t->n_params + t->n_forms));
     for (unsigned i = 0; i < t->n_params; i++) set_integer(L, choices[i].name, (uint64_t)choices[i].value);
+    for (unsigned i = 0; i < t->n_forms; i++) set_string(L, forms[i].name, forms[i].word);
     return 1;
 }
 
