@@ -109,6 +109,15 @@ static void read_param(lua_State *L, struct lowering *lo, struct contract_param 
     lua_settop(L, table);
 }
 
+static void read_form(lua_State *L, struct lowering *lo, struct contract_form *form) {
+    int table = lua_gettop(L);
+    luaL_checktype(L, table, LUA_TTABLE);
+    form->name = string_field(L, lo, table, "name");
+    form->doc = string_field(L, lo, table, "doc");
+    form->otherwise = string_field(L, lo, table, "default");
+    form->values = string_list(L, lo, table, "values", &form->n_values);
+}
+
 static int template_define(lua_State *L) {
     struct lowering *lo = lowering_of(L);
     struct contract_template *t = APPEND(lo, templates);
@@ -130,6 +139,16 @@ static int template_define(lua_State *L) {
             lua_pop(L, 1);
         }
     }
+    lua_settop(L, 1);
+    if (lua_getfield(L, 1, "forms") == LUA_TTABLE) {
+        t->n_forms = (unsigned)lua_rawlen(L, -1);
+        t->forms = arena_array(lo->a, t->n_forms + 1u, sizeof *t->forms);
+        for (unsigned i = 0; i < t->n_forms; i++) {
+            lua_rawgeti(L, -1, (lua_Integer)i + 1);
+            read_form(L, lo, &t->forms[i]);
+            lua_pop(L, 1);
+        }
+    }
     return 0;
 }
 
@@ -147,6 +166,7 @@ static enum plan_dtype dtype_check(lua_State *L, const char *name) {
     if (!strcmp(name, "f16")) return PLAN_F16;
     if (!strcmp(name, "i32")) return PLAN_I32;
     if (!strcmp(name, "a16")) return PLAN_A16;
+    if (!strcmp(name, "a8")) return PLAN_A8;
     if (!strcmp(name, "x16")) return PLAN_X16;
     luaL_error(L, "unknown dtype '%s'", name);
     return PLAN_F32;
@@ -158,6 +178,9 @@ static uint64_t dtype_bytes(lua_State *L, enum plan_dtype t, uint64_t rows, uint
     case PLAN_A16:
         if (cols % 32) luaL_error(L, "a16 needs a multiple of 32 columns");
         return u64_round_up(rows * cols * 2, 64) + 2 * u64_round_up(rows * (cols / 32) * 4, 64);
+    case PLAN_A8:
+        if (cols % 32) luaL_error(L, "a8 needs a multiple of 32 columns");
+        return rows * cols * 2;
     case PLAN_X16:
         if (cols % 32 || (rows != 1 && rows % 8)) luaL_error(L, "x16 needs a multiple of 32 columns and 1 or a multiple of 8 rows");
         return u64_round_up((rows == 1 ? u64_round_up(cols, 256) : rows * cols) * 2, 64) + u64_round_up(rows * (cols / 32) * 4, 64);
@@ -191,16 +214,15 @@ static void set_string(lua_State *L, const char *key, const char *v) {
     lua_setfield(L, -2, key);
 }
 
-static void push_value(lua_State *L, struct lowering *lo, uint32_t index, const char *feeds) {
-    static const char *const dtypes[] = {NULL, "f32", "f16", "i32", "a16", "x16"};
+static void push_value(lua_State *L, struct lowering *lo, uint32_t index) {
+    static const char *const dtypes[] = {NULL, "f32", "f16", "i32", "a16", "x16", "a8"};
     const struct value *v = &lo->p->values[index];
-    lua_createtable(L, 0, 6);
+    lua_createtable(L, 0, 5);
     set_integer(L, "_value", index);
     set_string(L, "name", v->name);
     set_integer(L, "rows", v->rows);
     set_integer(L, "cols", v->cols);
     if (v->dtype) set_string(L, "dtype", dtypes[v->dtype]);
-    if (feeds) set_string(L, "feeds", feeds);
 }
 
 static int64_t hidden_index(lua_State *L, int table, const char *key) {
@@ -227,7 +249,7 @@ static int api_scratch(lua_State *L) {
     if (rows < 1 || cols < 1) luaL_error(L, "scratch: empty");
     uint32_t i = value_new(lo, copy(lo, luaL_checkstring(L, 1)), (uint64_t)rows, (uint64_t)cols);
     value_type(L, &lo->p->values[i], dtype_check(L, luaL_checkstring(L, 2)));
-    push_value(L, lo, i, NULL);
+    push_value(L, lo, i);
     return 1;
 }
 
@@ -387,7 +409,9 @@ static uint32_t find_kernel(lua_State *L, struct lowering *lo, const struct cont
     mark_following(lo, t, key, n_key);
     *k = (struct kernel){.template = t, .key = key, .n_key = n_key, .name = name, .n_choices = t->n_params};
     k->choices = arena_array(lo->a, t->n_params + 1u, sizeof *k->choices);
+    k->forms = arena_array(lo->a, t->n_forms + 1u, sizeof *k->forms);
     if (!select_choose(lo->p->spec, t, key, n_key, k->choices, lo->a, lo->d)) luaL_error(L, "selection");
+    if (!select_forms(lo->p->spec, t, key, n_key, k->forms, lo->a, lo->d)) luaL_error(L, "selection");
     bool wanted = !lo->only || !strcmp(lo->only, t->name);
     if (wanted && !kernel_source(k, lo->dir, lo->a, lo->d)) luaL_error(L, "source");
     return index;
@@ -403,8 +427,11 @@ static int api_choose(lua_State *L) {
     struct choice *choices = arena_array(lo->a, t->n_params + 1u, sizeof *choices);
     lo->chosen = t, lo->chosen_key = key, lo->n_chosen_key = n_key;
     if (!select_choose(lo->p->spec, t, key, n_key, choices, lo->a, lo->d)) luaL_error(L, "selection");
-    lua_createtable(L, 0, (int)t->n_params);
+    struct choice *forms = arena_array(lo->a, t->n_forms + 1u, sizeof *forms);
+    if (!select_forms(lo->p->spec, t, key, n_key, forms, lo->a, lo->d)) luaL_error(L, "selection");
+    lua_createtable(L, 0, (int)(t->n_params + t->n_forms));
     for (unsigned i = 0; i < t->n_params; i++) set_integer(L, choices[i].name, (uint64_t)choices[i].value);
+    for (unsigned i = 0; i < t->n_forms; i++) set_string(L, forms[i].name, forms[i].word);
     return 1;
 }
 
@@ -531,8 +558,6 @@ static void push_dims(lua_State *L, const struct lowering *lo, const struct op *
     lua_setfield(L, -2, "rms_eps");
 }
 
-static const char *feeds_name(const struct gguf_tensor *t) { return t ? quant_find(t->type)->name : NULL; }
-
 static void value_pin(struct lowering *lo, enum graph_value which, const char *name, uint64_t rows, uint64_t cols,
                       enum plan_dtype t) {
     lo->value[which] = value_new(lo, name, rows, cols);   /* which may move the values */
@@ -563,22 +588,18 @@ static void push_op(lua_State *L, struct lowering *lo, const struct op *op) {
     static const struct { const char *name; enum graph_value v; } fields[] = {
         {"x", VALUE_X}, {"q", VALUE_Q}, {"o", VALUE_O}, {"h", VALUE_H}, {"logits", VALUE_LOGITS},
         {"candidates", VALUE_CANDIDATES}};
-    const struct model_layer *layer = op->layer == UINT32_MAX ? NULL : &lo->p->model->layers[op->layer];
     lua_newtable(L);
     set_string(L, "kind", graph_op_names[op->kind]);
     set_string(L, "kv", lo->kv);
     set_integer(L, "n", op->n);
-    if (layer) set_integer(L, "layer", op->layer);
+    if (op->layer != UINT32_MAX) set_integer(L, "layer", op->layer);
     push_dims(L, lo, op);
     lua_setfield(L, -2, "dims");
     push_weights(L, lo->p->model, op);
     lua_setfield(L, -2, "w");
     for (size_t i = 0; i < COUNT(fields); i++) {
         if (lo->value[fields[i].v] == UINT32_MAX) continue;
-        const char *feeds = NULL;
-        if (layer && fields[i].v == VALUE_O) feeds = feeds_name(layer->role[ROLE_ATTN_OUTPUT]);
-        if (layer && fields[i].v == VALUE_H) feeds = feeds_name(layer->role[ROLE_FFN_DOWN]);
-        push_value(L, lo, lo->value[fields[i].v], feeds);
+        push_value(L, lo, lo->value[fields[i].v]);
         lua_setfield(L, -2, fields[i].name);
     }
 }

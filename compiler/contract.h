@@ -11,6 +11,9 @@
  *       keys = { "quant", "m", "k", "n" },  -- what spec entries may match on
  *       params = { { name = "tokens", values = { 1, 2, 4 }, default = 4, doc = "tokens of a register tile" } },
  *                                       -- shape = true: fixes the order of sums, so only `shape` entries may set it
+ *       forms = { { name = "activations", values = { "exact", "q8" }, default = "exact", doc = "..." } },
+ *                                       -- what changes results, a word: set by `shape` entries, never tuned; the contract
+ *                                          asks choose() for it and says it in the launch's key where it is not the default
  *   }
  *   function lower.ffn_down(op)         -- one function per op kind: embed qkv attention attn_out ffn_up ffn_down head, and
  *                                          where the target does it: choose candidates
@@ -30,14 +33,14 @@
  *   op.kv                               -- "f32" | "f16": type of the cache
  *   op.w.<role>                         -- { name, quant, m, k, bytes } or nil; roles as in GGUF without ".weight", biases as attn_q_bias
  *   op.x op.q op.o op.h op.logits op.candidates
- *                                       -- values: { name, rows, cols, dtype, feeds }; x and logits are "f32", candidates
+ *                                       -- values: { name, rows, cols, dtype }; x and logits are "f32", candidates
  *                                          [64][2] "i32", which are keys (plan.h, PLAN_KEY_BAD); the producer of
- *                                          q, o, h calls define(op.h, "a16"); feeds = quant of the matrix that reads it, if any
+ *                                          q, o, h calls define(op.h, "a16"); op.w has the layer's weights, those that read it, too
  *   scratch(name, dtype, rows, cols)    -- a value that lives from its first launch to its last, which may be of another op
  *   weight(w, layout)                   -- the tensor in a layout of layout.c: "plain" (fp32 vector), "rows16" or "frag16"
  *   cache("k") cache("v")               -- this layer's cache: [ctx][n_head_kv * head_dim] of op.kv
  *   rope_table()                        -- plain fp32 [ctx][rope_dim / 2][2]: cos, sin, as this layer rotates
- *   choose(template, key)               -- { tokens = 4, ... }: the parameters that a launch with this key gets; fields that
+ *   choose(template, key)               -- { tokens = 4, ... }: the parameters and forms that a launch with this key gets; fields that
  *                                          follow from them may be missing, and no spec entry may match on those
  *   ceil_div(a, b)
  *
@@ -60,11 +63,17 @@ struct contract_param {
     int64_t otherwise;           /* the default */
     bool shape;                  /* fixes the order of sums: set by shape entries, and by them alone */
 };
+struct contract_form {
+    const char *name, *doc;
+    const char **values; unsigned n_values;
+    const char *otherwise;
+};
 struct contract_template {
     const char *name, *source, *reference;
     const char **args;           unsigned n_args;
     const char **keys;           unsigned n_keys;
     struct contract_param *params; unsigned n_params;   /* CONTRACT_PARAMS_MAX at most */
+    struct contract_form *forms; unsigned n_forms;
 };
 
 struct key_field {
@@ -74,10 +83,11 @@ struct key_field {
     bool follows;                /* from parameters: it was not yet in the key that choose() got */
 };
 
-/* A chosen parameter and why. */
+/* A chosen parameter, or a form, and why. */
 struct choice {
     const char *name;
     int64_t value;
+    const char *word;            /* a form's value; NULL: a parameter */
     const char *reason;          /* "default", "specs/cpu.lua:12", "--set" */
     const char *runner_up;       /* "specs/defaults.lua:7 (= 4)" or NULL */
 };
@@ -86,6 +96,7 @@ struct kernel {                  /* a template specialised */
     const struct contract_template *template;
     struct key_field *key;       unsigned n_key;      /* sorted by name */
     struct choice *choices;      unsigned n_choices;
+    struct choice *forms;        /* of each of the template's, where a spec sets it or another than the default came out */
     const char *name;            /* jk_matmul_q4_1_m576_k576_n8_residual1 */
     char *source;                /* #defines + #line + template text with own includes in place */
     struct hash128 source_hash;

@@ -62,11 +62,18 @@ const char *kernel_name(const struct contract_template *t, const struct key_fiel
     return name;
 }
 
+/* Forms that nobody asked for are not worth a word. */
 const char *kernel_reasons(const struct kernel *k, struct arena *a) {
     const char *text = "";
+    for (unsigned i = 0; i < k->template->n_forms; i++) {
+        const struct choice *c = &k->forms[i];
+        if (strcmp(c->reason, "default"))
+            text = arena_printf(a, "%s%s%s=%s (%s%s%s)", text, *text ? ", " : "", c->name, c->word, c->reason,
+                                c->runner_up ? ", over " : "", c->runner_up ? c->runner_up : "");
+    }
     for (unsigned i = 0; i < k->n_choices; i++) {
         const struct choice *c = &k->choices[i];
-        text = arena_printf(a, "%s%s%s=%" PRId64 " (%s%s%s)", text, i ? ", " : "", c->name, c->value, c->reason,
+        text = arena_printf(a, "%s%s%s=%" PRId64 " (%s%s%s)", text, *text ? ", " : "", c->name, c->value, c->reason,
                             c->runner_up ? ", over " : "", c->runner_up ? c->runner_up : "");
     }
     return text;

@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "activations.h"
 #include "chat.h"
 #include "cost.h"
 #include "diff.h"
@@ -217,6 +218,7 @@ static int compile_model(struct job *j, double start) {
             diag_error(d, "not-finite", o->model, "the model's logits are not finite: its weights hold infinities or NaN, or are far too large");
             return EXIT_BAD_INPUT;
         }
+    if (!activations_report(&selftest, progress_quiet ? NULL : stderr, d)) return EXIT_BAD_INPUT;
     if (!emit_plan(&j->out, &in, &result, a, d)) return EXIT_ENVIRONMENT;
     print_summary(&p, o, &result, base_seconds() - start);
     if (!progress_quiet) fprintf(stderr, "expected on %s\n", fit_line(&p, &forecast, a));

@@ -149,16 +149,98 @@ static void product_run(struct product *p) {
     base_parallel((tensor_rows(p->w) + CHUNK_ROWS - 1) / CHUNK_ROWS, product_rows, p);
 }
 
-static void multiply(const double *x, size_t n, const struct gguf_tensor *w, double *out) {
+static void multiply_exact(const double *x, size_t n, const struct gguf_tensor *w, double *out) {
     struct arena a = { 0 };
     product_run(&(struct product){ .w = w, .x = product_interleave(x, n, tensor_cols(w), &a), .n = n, .out = out });
     arena_free(&a);
+}
+
+/* ---- 8-bit inputs ---- */
+
+void reference_round_q8(const double *x, uint64_t k, double *out) {
+    assert(k % 32 == 0);
+    for (uint64_t b = 0; b < k; b += 32) {
+        double top = 0;
+        for (uint64_t i = b; i < b + 32; i++)
+            top = fmax(top, fabs(x[i]));
+        double scale = top < 0x1p-100 ? 0 : (double)(float)(top / 127);
+        for (uint64_t i = b; i < b + 32; i++)
+            out[i] = scale > 0 ? nearbyint(x[i] / scale) * scale : 0 * x[i];
+    }
+}
+
+/* |got - want| / |want|, and the cosine between them; a product of nothing is without error. */
+static double rows_compare(const double *got, const double *want, uint64_t n, double *cosine) {
+    double error = 0, wants = 0, gots = 0, both = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        error += (got[i] - want[i]) * (got[i] - want[i]);
+        wants += want[i] * want[i];
+        gots += got[i] * got[i];
+        both += got[i] * want[i];
+    }
+    *cosine = !(error > 0) ? 1 : gots > 0 ? both / sqrt(wants * gots) : 0;
+    return error > 0 ? sqrt(error / wants) : 0;
+}
+
+enum { SEEDED_ROWS = 2, OUTLIER_RMS = 26 };
+
+static uint64_t name_seed(const char *name) {
+    struct hash128 h = hash_bytes(name, strlen(name));
+    uint64_t seed;
+    memcpy(&seed, h.bytes, sizeof seed);
+    return seed;
+}
+
+/* The second has a value of 26 times the RMS of the others, in a column that differs from matrix to matrix. */
+static void seeded_rows(double *x, uint64_t k, uint64_t seed) {
+    double squares = 0;
+    for (uint64_t i = 0; i < k; i++) {
+        x[i] = x[k + i] = (double)(plan_seeded(seed, 2 * i) + plan_seeded(seed, 2 * i + 1));
+        squares += x[i] * x[i];
+    }
+    x[k + (uint64_t)((double)(plan_seeded(seed, 2 * k) + 1) / 2 * (double)(k - 1))] = OUTLIER_RMS * sqrt(squares / (double)k);
+}
+
+/* out[n][m] of rounded inputs, and what the rounding did. */
+static void multiply_rounded(const struct reference_q8 *q8, const double *x, size_t n, const struct gguf_tensor *w, double *out) {
+    struct arena a = { 0 };
+    uint64_t k = tensor_cols(w), m = tensor_rows(w);
+    size_t rows = n + SEEDED_ROWS;
+    double *all = arena_array(&a, rows * k, sizeof *all), *want = arena_array(&a, rows * m, sizeof *want),
+           *got = arena_array(&a, rows * m, sizeof *got), cosine;
+    memcpy(all, x, n * k * sizeof *x);
+    seeded_rows(all + n * k, k, name_seed(w->name));
+    multiply_exact(all, rows, w, want);
+    for (size_t t = 0; t < rows; t++)
+        reference_round_q8(all + t * k, k, all + t * k);
+    multiply_exact(all, rows, w, got);
+    struct reference_q8_error e = { .cosine = 1 };
+    for (size_t t = 0; t < rows; t++) {
+        double error = rows_compare(got + t * m, want + t * m, m, &cosine);
+        e.cosine = fmin(e.cosine, cosine);
+        if (t == n)
+            e.seeded = error;
+        if (t == n + 1)
+            e.outlier = error;
+    }
+    e.own = rows_compare(got, want, n * m, &cosine);
+    memcpy(out, got, n * m * sizeof *out);
+    q8->measured(q8->user, w, &e);
+    arena_free(&a);
+}
+
+static void multiply(const struct reference_q8 *q8, const double *x, size_t n, const struct gguf_tensor *w, double *out) {
+    if (q8 && q8->takes(q8->user, w))
+        multiply_rounded(q8, x, n, w, out);
+    else
+        multiply_exact(x, n, w, out);
 }
 
 /* ---- ops ---- */
 
 struct state {
     const struct model *m;
+    const struct reference_q8 *q8;
     const int32_t *ids;
     size_t n;
     double *cos_sin[2];       /* [n][rope_dim / 2][2], of layers that see all and of those with a window */
@@ -220,9 +302,9 @@ static void reference_qkv(struct state *s, const struct model_layer *l) {
     const struct model *m = s->m;
     const struct gguf_tensor *const *w = l->role;
     rows_norm(s, s->x, s->n, w[ROLE_ATTN_NORM], s->normed);
-    multiply(s->normed, s->n, w[ROLE_ATTN_Q], s->q);
-    multiply(s->normed, s->n, w[ROLE_ATTN_K], s->k);
-    multiply(s->normed, s->n, w[ROLE_ATTN_V], s->v);
+    multiply(s->q8, s->normed, s->n, w[ROLE_ATTN_Q], s->q);
+    multiply(s->q8, s->normed, s->n, w[ROLE_ATTN_K], s->k);
+    multiply(s->q8, s->normed, s->n, w[ROLE_ATTN_V], s->v);
     vector_add(s, s->q, (uint64_t)m->n_head * m->head_dim, w[ROLE_ATTN_Q_BIAS]);
     vector_add(s, s->k, (uint64_t)m->n_head_kv * m->head_dim, w[ROLE_ATTN_K_BIAS]);
     vector_add(s, s->v, (uint64_t)m->n_head_kv * m->head_dim, w[ROLE_ATTN_V_BIAS]);
@@ -256,22 +338,22 @@ static void reference_attention(struct state *s) {
 
 /* x += Wo o, normed where the family does */
 static void reference_attn_out(struct state *s, const struct model_layer *l) {
-    multiply(s->o, s->n, l->role[ROLE_ATTN_OUTPUT], s->normed);
+    multiply(s->q8, s->o, s->n, l->role[ROLE_ATTN_OUTPUT], s->normed);
     residual_add(s, l->role[ROLE_ATTN_POST_NORM]);
 }
 
 /* h = act(Wgate norm(x)) * (Wup norm(x)), left in gate */
 static void reference_ffn_up(struct state *s, const struct model_layer *l) {
     rows_norm(s, s->x, s->n, l->role[ROLE_FFN_NORM], s->normed);
-    multiply(s->normed, s->n, l->role[ROLE_FFN_GATE], s->gate);
-    multiply(s->normed, s->n, l->role[ROLE_FFN_UP], s->up);
+    multiply(s->q8, s->normed, s->n, l->role[ROLE_FFN_GATE], s->gate);
+    multiply(s->q8, s->normed, s->n, l->role[ROLE_FFN_UP], s->up);
     for (size_t i = 0; i < s->n * l->n_ff; i++)
         s->gate[i] = reference_act_mul(s->m->arch->act, s->gate[i], s->up[i]);
 }
 
 /* x += Wdown h, normed where the family does */
 static void reference_ffn_down(struct state *s, const struct model_layer *l) {
-    multiply(s->gate, s->n, l->role[ROLE_FFN_DOWN], s->normed);
+    multiply(s->q8, s->gate, s->n, l->role[ROLE_FFN_DOWN], s->normed);
     residual_add(s, l->role[ROLE_FFN_POST_NORM]);
 }
 
@@ -281,7 +363,12 @@ static void reference_head(struct state *s, size_t first, float *out) {
     struct arena a = { 0 };
     size_t n = s->n - first;
     rows_norm(s, s->x + first * m->n_embd, n, m->role[ROLE_OUTPUT_NORM], s->normed);
-    product_run(&(struct product){ .w = m->role[ROLE_OUTPUT], .x = product_interleave(s->normed, n, m->n_embd, &a),
+    if (s->q8 && s->q8->takes(s->q8->user, m->role[ROLE_OUTPUT])) {
+        double *logits = arena_array(&a, n * m->n_vocab, sizeof *logits);
+        multiply_rounded(s->q8, s->normed, n, m->role[ROLE_OUTPUT], logits);
+        for (size_t i = 0; i < n * m->n_vocab; i++)
+            out[i] = (float)logits[i];
+    } else product_run(&(struct product){ .w = m->role[ROLE_OUTPUT], .x = product_interleave(s->normed, n, m->n_embd, &a),
                                    .n = n, .logits = out });
     arena_free(&a);
 }
@@ -348,10 +435,15 @@ static void state_open(struct state *s, const struct model *m, const int32_t *id
 }
 
 void reference_logits(const struct model *m, const int32_t *ids, size_t n, bool all, float *out) {
+    reference_logits_q8(m, ids, n, all, NULL, out);
+}
+
+void reference_logits_q8(const struct model *m, const int32_t *ids, size_t n, bool all, const struct reference_q8 *q8, float *out) {
     struct arena a = { 0 };
     struct state s;
     assert(n > 0);
     state_open(&s, m, ids, n, &a);
+    s.q8 = q8;
     reference_embed(&s);
     for (uint32_t i = 0; i < m->n_layer; i++) {
         s.layer = &m->layers[i];

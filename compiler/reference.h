@@ -8,6 +8,21 @@
 
 /* Logits of the model on ids[n]: out[n][n_vocab] when all, else out[n_vocab] of the last position. */
 void reference_logits(const struct model *m, const int32_t *ids, size_t n, bool all, float *out);
+
+/* What 8-bit inputs (A8 of plan.h) do to the product of a matrix, against the same product of exact inputs: relative errors
+ * |difference| / |product| over the model's own activations on the tokens at hand, over a seeded row, and over one with a
+ * value of 26 times its RMS; and the least cosine between the two of any row. */
+struct reference_q8_error { double own, seeded, outlier, cosine; };
+/* Of matrices that `takes` says yes to, inputs are rounded to 8 bits, and measured() is told what that did. */
+struct reference_q8 {
+    bool (*takes)(void *user, const struct gguf_tensor *w);
+    void (*measured)(void *user, const struct gguf_tensor *w, const struct reference_q8_error *e);
+    void *user;
+};
+/* The same; q8 may be NULL. */
+void reference_logits_q8(const struct model *m, const int32_t *ids, size_t n, bool all, const struct reference_q8 *q8, float *out);
+/* Round k values, a multiple of 32, as A8 does, to what its integers and scales stand for. */
+void reference_round_q8(const double *x, uint64_t k, double *out);
 /* cos and sin of every position and pair, out[ctx][rope_dim / 2][2]: what a plan's rope table holds. local: of layers with
  * a window. */
 void reference_rope_table(const struct model *m, bool local, uint32_t ctx, float *out);
@@ -33,6 +48,7 @@ static inline uint64_t reference_first_seen(uint64_t pos, uint64_t window) {
 
 /* Self-tests of a program (selftest.c): for every distinct kernel, seeded inputs and sampled outputs; and the model on 16 tokens. */
 struct selftest_logit { uint32_t id; float logit; };
+struct selftest_q8 { const struct gguf_tensor *w; struct reference_q8_error error; };
 struct selftest {
     struct plan_test *tests;              unsigned n_tests;
     struct plan_test_input *inputs;       unsigned n_inputs;
@@ -40,6 +56,7 @@ struct selftest {
     struct plan_test_model model;
     int32_t ids[16];
     struct selftest_logit logits[256];
+    struct selftest_q8 *q8;               unsigned n_q8;   /* every matrix of 8-bit activations, in the order of first use */
 };
 void selftest_build(struct selftest *t, const struct program *p, struct arena *a);
 /* Its parts: room for n_kernels kernels of p, then the tests of single launches in a phase of n_tokens. */

@@ -18,14 +18,21 @@ struct check {
     struct diag *d;
 };
 
+static const char *value_text(const struct spec_value *v, char *out, size_t room) {
+    if (v->type == SPEC_STRING) snprintf(out, room, "\"%s\"", v->string);
+    else snprintf(out, room, "%lld", (long long)v->integer);
+    return out;
+}
+
 /* Report a field of an entry (NULL: the entry itself); frees the text. */
 static void refuse(struct check *c, const struct spec_entry *e, const struct spec_field *f,
                    const char *code, struct buffer *text) {
-    char override[PLACE_MAX];
+    char override[PLACE_MAX], value[PLACE_MAX / 2];
     struct spec_place at = f ? f->value.place : e->place;
     if (spec_is_override(e)) {
-        snprintf(override, sizeof override, "--set %s.%s=%lld", e->template_name, e->set->key,
-                 (long long)e->set->value.integer);
+        const struct spec_value *v = &e->set->value;
+        snprintf(override, sizeof override, "--set %.60s.%.60s=%s", e->template_name, e->set->key,
+                 v->type == SPEC_STRING ? v->string : value_text(v, value, sizeof value));
         at = (struct spec_place){.file = override};
     }
     spec_error(c->s, c->d, at, code, "%s", (const char *)text->data);
@@ -75,11 +82,12 @@ static void check_match(struct check *c, const struct spec_entry *e,
 
 static void check_value(struct check *c, const struct spec_entry *e, const struct spec_field *f,
                         const struct contract_param *p) {
-    for (unsigned i = 0; i < p->n_values; i++)
+    char value[PLACE_MAX / 2];
+    for (unsigned i = 0; i < p->n_values && f->value.type == SPEC_INTEGER; i++)
         if (p->values[i] == f->value.integer) return;
     struct buffer text = {0};
-    buffer_printf(&text, "'%s' of template '%s' cannot be %lld; it may be ", p->name,
-                  e->template_name, (long long)f->value.integer);
+    buffer_printf(&text, "'%s' of template '%s' cannot be %s; it may be ", p->name,
+                  e->template_name, value_text(&f->value, value, sizeof value));
     for (unsigned i = 0; i < p->n_values; i++)
         buffer_printf(&text, "%s%lld",
                       !i                    ? ""
@@ -107,14 +115,44 @@ static const struct contract_param *find_param(const struct contract_template *t
     return NULL;
 }
 
+static const struct contract_form *find_form(const struct contract_template *t, const char *name) {
+    for (unsigned i = 0; i < t->n_forms; i++)
+        if (!strcmp(t->forms[i].name, name)) return &t->forms[i];
+    return NULL;
+}
+
+/* A form changes results, which must not depend on n either. */
+static void check_form(struct check *c, const struct spec_entry *e, const struct spec_field *f,
+                       const struct contract_form *form) {
+    struct buffer text = {0};
+    char value[PLACE_MAX / 2];
+    bool known = false;
+    for (unsigned i = 0; i < form->n_values && f->value.type == SPEC_STRING; i++)
+        known = known || !strcmp(form->values[i], f->value.string);
+    if (known && (e->shape || spec_is_override(e))) return;
+    if (known)
+        buffer_printf(&text, "'%s' changes results: set it in shape \"%s\", not in kernel \"%s\"", form->name, e->template_name,
+                      e->template_name);
+    else
+        buffer_printf(&text, "'%s' of template '%s' cannot be %s; it may be ", form->name, e->template_name,
+                      value_text(&f->value, value, sizeof value));
+    for (unsigned i = 0; i < form->n_values && !known; i++)
+        buffer_printf(&text, "%s\"%s\"", !i ? "" : i + 1 < form->n_values ? ", " : " or ", form->values[i]);
+    refuse(c, e, f, known ? "spec-word" : "spec-range", &text);
+}
+
 static void check_set(struct check *c, const struct spec_entry *e,
                       const struct contract_template *t) {
     const char *names[NAMES_MAX];
-    unsigned n = t->n_params < NAMES_MAX ? t->n_params : NAMES_MAX;
-    for (unsigned i = 0; i < n; i++) names[i] = t->params[i].name;
+    unsigned n = 0;
+    for (unsigned i = 0; i < t->n_params && n < NAMES_MAX; i++) names[n++] = t->params[i].name;
+    for (unsigned i = 0; i < t->n_forms && n < NAMES_MAX; i++) names[n++] = t->forms[i].name;
     for (unsigned i = 0; i < e->n_set; i++) {
         const struct contract_param *p = find_param(t, e->set[i].key);
-        if (p) {
+        const struct contract_form *form = find_form(t, e->set[i].key);
+        if (form) {
+            check_form(c, e, &e->set[i], form);
+        } else if (p) {
             check_value(c, e, &e->set[i], p);
             check_word(c, e, &e->set[i], p);
         } else
@@ -200,11 +238,16 @@ static bool is_before(const struct candidate *a, const struct candidate *b) {
     return x != y ? x > y : a->entry->rank < b->entry->rank;
 }
 
+static bool same_value(const struct spec_value *a, const struct spec_value *b) {
+    return a->type == SPEC_STRING ? b->type == SPEC_STRING && !strcmp(a->string, b->string)
+                                  : b->type != SPEC_STRING && a->integer == b->integer;
+}
+
 /* Equally specific, of another value, and not there to be overridden. */
 static bool contradicts(const struct spec *s, const struct candidate *a,
                         const struct candidate *b) {
     return specificity(a->entry) == specificity(b->entry) &&
-           a->set->value.integer != b->set->value.integer &&
+           !same_value(&a->set->value, &b->set->value) &&
            !spec_is_superseded(s, b->entry, b->set->key);
 }
 
@@ -228,10 +271,11 @@ static const char *key_text(const struct search *c) {
 
 static void report_conflict(const struct search *c, const char *param, const struct candidate *x,
                             const struct candidate *y) {
+    char here[PLACE_MAX / 2], there[PLACE_MAX / 2];
     spec_error(c->s, c->d, y->set->value.place, "spec-conflict",
-               "'%s' is %lld here and %lld at %s, both as specific for %s (%s); give one of them "
+               "'%s' is %s here and %s at %s, both as specific for %s (%s); give one of them "
                "more fields",
-               param, (long long)y->set->value.integer, (long long)x->set->value.integer,
+               param, value_text(&y->set->value, here, sizeof here), value_text(&x->set->value, there, sizeof there),
                place_text(c->a, x->set->value.place), c->t->name, key_text(c));
 }
 
@@ -269,6 +313,25 @@ bool select_choose(const struct spec *s, const struct contract_template *t,
         if (!best[1].set) continue;
         out[i].runner_up = arena_printf(a, "%s (= %lld)", place_text(a, best[1].set->value.place),
                                         (long long)best[1].set->value.integer);
+    }
+    return d->errors == before;
+}
+
+bool select_forms(const struct spec *s, const struct contract_template *t,
+                  const struct key_field *key, unsigned n_key, struct choice *out, struct arena *a,
+                  struct diag *d) {
+    const struct search c = {s, t, key, n_key, a, d};
+    unsigned before = d->errors;
+    for (unsigned i = 0; i < t->n_forms; i++) {
+        const struct contract_form *f = &t->forms[i];
+        struct candidate best[2] = {{NULL, NULL}, {NULL, NULL}};
+        choose_param(&c, f->name, best);
+        out[i] = (struct choice){.name = f->name, .word = f->otherwise, .reason = "default"};
+        if (!best[0].set) continue;
+        out[i].word = best[0].set->value.string;
+        out[i].reason = place_text(a, best[0].set->value.place);
+        if (best[1].set)
+            out[i].runner_up = arena_printf(a, "%s (= %s)", place_text(a, best[1].set->value.place), best[1].set->value.string);
     }
     return d->errors == before;
 }

@@ -19,6 +19,10 @@ bool select_check(const struct spec *s, const struct contract_template *template
 bool select_choose(const struct spec *s, const struct contract_template *t,
                    const struct key_field *key, unsigned n_key, struct choice *out, struct arena *a,
                    struct diag *d);
+/* The same for the forms of t: out[t->n_forms]. */
+bool select_forms(const struct spec *s, const struct contract_template *t,
+                  const struct key_field *key, unsigned n_key, struct choice *out, struct arena *a,
+                  struct diag *d);
 /* Warn of the user's own entries that match no launch of a lowered program. Those of included files are for many models,
  * and may. */
 void select_warn_unmatched(const struct program *p, struct diag *d);

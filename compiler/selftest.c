@@ -23,7 +23,7 @@ enum {
 /* Relative errors. Rounding to 16 bits by block of 32 costs about 2e-5 where values are even, and more
  * where one value of a block stands out, as it does in a product of two. */
 static const float bound_f32 = 2e-5f, bound_attention = 1e-4f, bound_a16 = 5e-5f, bound_act_mul_a16 = 1e-4f,
-                   bound_exact = 1e-7f, bound_f16 = 1e-3f, bound_x16 = 5e-4f, bound_model_f32 = 1e-3f, bound_model_f16 = 1e-2f;
+                   bound_a8 = 2e-2f, bound_exact = 1e-7f, bound_f16 = 1e-3f, bound_x16 = 5e-4f, bound_model_f32 = 1e-3f, bound_model_f16 = 1e-2f, bound_model_q8 = 3e-2f;
 
 /* The kernel at hand. */
 struct builder {
@@ -82,6 +82,8 @@ static enum plan_dtype arg_shaped(const struct builder *b, const char *name, uin
     uint64_t bytes = rows * cols * (t == PLAN_F16 ? 2 : 4), per_block = u64_round_up(rows * (cols / 32) * 4, 64);
     if (t == PLAN_A16)
         bytes = u64_round_up(rows * cols * 2, 64) + 2 * per_block;
+    if (t == PLAN_A8)
+        bytes = rows * cols * 2;
     if (t == PLAN_X16)
         bytes = u64_round_up(rows * (rows == 1 ? u64_round_up(cols, 256) : cols) * 2, 64) + per_block;
     if (bytes > arg(b, name)->bytes)
@@ -115,10 +117,11 @@ static void input(struct builder *b, const char *name, uint32_t rows, uint32_t c
 
 static double input_at(const struct plan_test_input *in, uint64_t row, uint64_t col) {
     uint64_t i = row * in->cols + col;
-    if (in->dtype == PLAN_A16) {
+    if (in->dtype == PLAN_A16 || in->dtype == PLAN_A8) {
         uint64_t block = row * (in->cols / 32) + col / 32;
-        float scale = in->amplitude / 32767 * (1 + plan_seeded(in->seed ^ 0x5ca1e, block) / 2);
-        return (double)rintf(32767 * plan_seeded(in->seed, i)) * (double)scale;
+        float most = in->dtype == PLAN_A8 ? 127 : 32767;
+        float scale = in->amplitude / most * (1 + plan_seeded(in->seed ^ 0x5ca1e, block) / 2);
+        return (double)rintf(most * plan_seeded(in->seed, i)) * (double)scale;
     }
     float v = in->amplitude * plan_seeded(in->seed, i);
     return in->dtype == PLAN_F16 || in->dtype == PLAN_X16 ? quant_half(quant_to_half(v)) : (double)v;
@@ -212,7 +215,7 @@ static void output(struct builder *b, const char *name, uint32_t first_row, uint
 
 static float bound_of(const struct builder *b, const char *name, float f32, float a16) {
     enum plan_dtype t = arg_dtype(b, name);
-    return t == PLAN_A16 ? a16 : t == PLAN_F16 ? bound_f16 : t == PLAN_X16 ? bound_x16 : f32;
+    return t == PLAN_A16 ? a16 : t == PLAN_A8 ? bound_a8 : t == PLAN_F16 ? bound_f16 : t == PLAN_X16 ? bound_x16 : f32;
 }
 
 /* ---- kinds of kernels ---- */
@@ -662,6 +665,34 @@ static void logits_choose(struct selftest *t, struct ranked *all, uint32_t n_voc
     t->model.top1 = all[0].id;
 }
 
+/* ---- 8-bit activations ---- */
+
+/* Every matrix with a kernel for them. */
+static void q8_collect(struct selftest *t, const struct program *p, struct arena *a) {
+    bool *seen = arena_array(a, p->n_pieces + 1, sizeof *seen);
+    t->q8 = arena_array(a, p->n_pieces + 1, sizeof *t->q8);
+    for (unsigned i = 0; i < p->n_launches; i++) {
+        const struct launch *l = &p->launches[i];
+        const struct kernel *k = &p->kernels[l->kernel];
+        if (!kernel_key(k, "activations"))
+            continue;
+        uint32_t at = l->args[kernel_arg(k, "w")].index;
+        if (!seen[at])
+            t->q8[t->n_q8++].w = p->pieces[at].tensor;
+        seen[at] = true;
+    }
+}
+
+static struct selftest_q8 *q8_find(struct selftest *t, const struct gguf_tensor *w) {
+    for (unsigned i = 0; i < t->n_q8; i++)
+        if (t->q8[i].w == w)
+            return &t->q8[i];
+    return NULL;
+}
+
+static bool q8_takes(void *user, const struct gguf_tensor *w) { return q8_find(user, w) != NULL; }
+static void q8_measured(void *user, const struct gguf_tensor *w, const struct reference_q8_error *e) { q8_find(user, w)->error = *e; }
+
 static void model_build(struct selftest *t, const struct program *p) {
     struct arena a = { 0 };
     uint32_t n_vocab = p->model->n_vocab, n = COUNT(t->ids);
@@ -672,9 +703,12 @@ static void model_build(struct selftest *t, const struct program *p) {
     for (unsigned i = 0; i < p->n_kernels; i++)
         if (kernel_kv_f16(&p->kernels[i]))
             t->model.bound = bound_model_f16;
+    if (t->n_q8)
+        t->model.bound = bound_model_q8;
     for (uint32_t i = 0; i < t->model.n_tokens; i++)
         t->ids[i] = (int32_t)seeded_below(2, i, n_vocab);
-    reference_logits(p->model, t->ids, t->model.n_tokens, false, logits);
+    reference_logits_q8(p->model, t->ids, t->model.n_tokens, false, t->n_q8 ? &(struct reference_q8){ q8_takes, q8_measured, t } : NULL,
+                        logits);
     for (uint32_t i = 0; i < n_vocab; i++)
         all[i] = (struct ranked){ logits[i], i };
     logits_choose(t, all, n_vocab);
@@ -699,5 +733,6 @@ void selftest_build(struct selftest *t, const struct program *p, struct arena *a
             seen[p->launches[launch].kernel] = true;
             selftest_add(t, p, launch, p->phases[f].n_tokens);
         }
+    q8_collect(t, p, a);
     model_build(t, p);
 }

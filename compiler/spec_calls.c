@@ -296,8 +296,8 @@ static void add_match(struct entry_call *c, const char *key, const struct spec_v
 
 static void add_set(struct entry_call *c, const char *key, const struct spec_value *v,
                     struct spec_place at) {
-    if (v->type != SPEC_INTEGER)
-        REFUSE(c->r, at, "spec-type", "'%s' in %s must be an integer, not %s", key, c->title,
+    if (v->type == SPEC_STRING ? !spec_is_word(v->string) : v->type != SPEC_INTEGER)
+        REFUSE(c->r, at, "spec-type", "'%s' in %s must be an integer or a word, not %s", key, c->title,
                spec_show(c->r->a, v));
     else
         c->entry->set[c->entry->n_set++] = (struct spec_field){key, *v};
@@ -314,7 +314,7 @@ static void read_field(struct entry_call *c, int table, const char *group, const
     bool can_hold = read_value(r, &v, &what);
     v.place = at;
     if (!can_hold)
-        REFUSE(r, value_at, "spec-type", "'%s' in %s must be an integer, not %s",
+        REFUSE(r, value_at, "spec-type", "'%s' in %s must be an integer or a word, not %s",
                diag_quote(key, strlen(key)), c->title, what);
     else if (!spec_is_identifier(key))
         REFUSE(r, at, "spec-key", "'%s' is no name", diag_quote(key, strlen(key)));

@@ -130,7 +130,11 @@ static void dump_match(const struct spec_entry *e, bool when, FILE *out) {
 static void dump_entry(const struct dump *d, const struct spec *s, const struct spec_entry *e) {
     FILE *out = d->out;
     if (!d->places && spec_is_override(e)) {
-        fprintf(out, "--set %s.%s=%lld\n", e->template_name, e->set->key, (long long)e->set->value.integer);
+        const struct spec_value *v = &e->set->value;
+        fprintf(out, "--set %s.%s=", e->template_name, e->set->key);
+        if (v->type == SPEC_STRING) fputs(v->string, out);
+        else dump_value(out, v);
+        fputc('\n', out);
         return;
     }
     for (unsigned i = 0; i < e->n_set; i++) {
@@ -139,7 +143,9 @@ static void dump_entry(const struct dump *d, const struct spec *s, const struct 
         fprintf(out, "%s \"%s\" {", e->shape ? "shape" : "kernel", e->template_name);
         dump_match(e, false, out);
         dump_match(e, true, out);
-        fprintf(out, " %s = %lld } ", f->key, (long long)f->value.integer);
+        fprintf(out, " %s = ", f->key);
+        dump_value(out, &f->value);
+        fputs(" } ", out);
         dump_place(d, f->value.place);
         fputc('\n', out);
     }

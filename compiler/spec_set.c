@@ -98,9 +98,9 @@ static void override_param(struct reader *r, const struct override *o) {
     } else if (!spec_is_identifier(o->section) || !spec_is_identifier(o->key)) {
         const char *near = diag_suggest(o->section, (const char *const[]){"buckets"}, 1);
         REFUSE(r, o->at, "spec-set", "%s%s", near ? "did you mean 'buckets'? " : "", form);
-    } else if (v.type != SPEC_INTEGER) {
+    } else if (v.type == SPEC_STRING ? !spec_is_word(v.string) : v.type != SPEC_INTEGER) {
         REFUSE(r, o->at, "spec-set",
-               "'%s' is not target, memory or cc, and a template's parameter must be an integer",
+               "'%s' is not target, memory or cc, and a template's parameter must be an integer or a word",
                o->section);
     } else if ((param = find_param(r, o)) != NULL) {
         *param = v;

@@ -74,6 +74,7 @@ uint64_t plan_dtype_bytes(uint32_t dtype, uint64_t rows, uint64_t cols) {
     case PLAN_A16:
         if (cols % 32) return UINT64_MAX;
         return round_up(rows * cols * 2, 64) + 2 * round_up(rows * (cols / 32) * 4, 64);
+    case PLAN_A8: return cols % 32 ? UINT64_MAX : rows * cols * 2;
     case PLAN_X16:
         if (cols % 32 || (rows != 1 && rows % 8)) return UINT64_MAX;
         return round_up(rows * (rows == 1 ? round_up(cols, 256) : cols) * 2, 64) +

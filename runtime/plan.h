@@ -195,6 +195,11 @@ enum plan_dtype {
      * rows is 1 or a multiple of 8; for one row cols are padded with zeros to a multiple of 256. Then, from the next
      * multiple of 64 bytes: float sum[cols/32][rows], the sum of the 32 halves as they are. */
     PLAN_X16,
+    /* A8: rows x cols activations as 8-bit integers with one fp32 scale per 32 columns, which take 64 bytes:
+     *   int8_t q[32]; float scale; float sum[3]; int32_t start[3]; int32_t zero
+     * value = q * scale. Of every 8 columns q has 0, 4, 1, 5, 2, 6, 3, 7 in this order. Index 0 of sum and start is of all 32,
+     * 1 and 2 are of 16 columns each: sum = scale * (their q added exactly), start = -128 * (the same). */
+    PLAN_A8,
     PLAN_DTYPE_END
 };
 
@@ -326,7 +331,8 @@ static inline float plan_seeded(uint64_t seed, uint64_t i) {
 
 /* A16 inputs of a test: q = round(32767 * seeded(seed, row*cols + col)); the scale of block b of a row is
  * amplitude / 32767 * (1 + seeded(seed ^ 0x5ca1e, row*(cols/32) + b) / 2), so that neighbours differ. The product
- * 32767 * seeded and its rounding (to nearest even) are done in float. F16 and X16 inputs are rounded to fp16. */
+ * 32767 * seeded and its rounding (to nearest even) are done in float. F16 and X16 inputs are rounded to fp16.
+ * A8 inputs: the same as A16 with 127 in the place of 32767. */
 
 _Static_assert(sizeof(struct plan_slot) == 64, "slot");
 _Static_assert(sizeof(struct plan_header) == 64 + 2 * 64, "header");

@@ -72,6 +72,34 @@ static void fill_a16(uint8_t *out, const struct plan_test_input *in) {
     }
 }
 
+struct a8_block { int8_t q[32]; float scale, sum[3]; int32_t start[3], zero; };
+
+/* Where column i of 32 is in a block. */
+static uint32_t a8_place(uint64_t i) {
+    static const uint8_t places[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+    return (uint32_t)(i % 32 / 8 * 8 + places[i % 8]);
+}
+
+static void fill_a8(struct a8_block *out, const struct plan_test_input *in) {
+    uint64_t n_blocks = (uint64_t)in->rows * (in->cols / 32);
+    for (uint64_t b = 0; b < n_blocks; b++) {
+        int32_t half[2] = {0, 0};
+        for (uint32_t i = 0; i < 32; i++) {
+            int8_t q = (int8_t)lrintf(127 * plan_seeded(in->seed, 32 * b + i));
+            out[b].q[a8_place(i)] = q;
+            half[i / 16] += q;
+        }
+        float scale = in->amplitude / 127 * (1 + plan_seeded(in->seed ^ 0x5ca1e, b) / 2);
+        const int32_t of[3] = {half[0] + half[1], half[0], half[1]};
+        for (int i = 0; i < 3; i++) {
+            out[b].sum[i] = scale * (float)of[i];
+            out[b].start[i] = -128 * of[i];
+        }
+        out[b].scale = scale;
+        out[b].zero = 0;
+    }
+}
+
 /* Which half of X16 element (i, k) is, and where the sums begin, in bytes. */
 static uint64_t x16_half(uint64_t rows, uint64_t i, uint64_t k) {
     uint64_t e = k % 32 / 16 * 4 + k % 16 / 8 * 2 + k % 2, t = k % 8 / 2;
@@ -135,6 +163,10 @@ static void fill_input(uint8_t *out, const struct plan_test_input *in) {
         fill_x16(out, in);
         return;
     }
+    if (in->dtype == PLAN_A8) {
+        fill_a8((void *)out, in);
+        return;
+    }
     for (uint64_t i = 0; i < n; i++) {
         float x = in->amplitude * plan_seeded(in->seed, i);
         if (in->dtype == PLAN_F16) ((uint16_t *)(void *)out)[i] = half_from_float(x);
@@ -150,6 +182,10 @@ static float read_value(const uint8_t *from, const struct plan_test *t, uint32_t
     case PLAN_F16: return half_to_float(((const uint16_t *)(const void *)from)[i]);
     case PLAN_I32: return (float)((const int32_t *)(const void *)from)[i];
     case PLAN_X16: return x16_value(from, t->out_rows, row, col);
+    case PLAN_A8: {
+        const struct a8_block *block = (const struct a8_block *)(const void *)from + i / 32;
+        return (float)block->q[a8_place(i)] * block->scale;
+    }
     case PLAN_A16:
         return (float)((const int16_t *)(const void *)from)[i] *
                ((const float *)(const void *)(from + a16_scales(t->out_rows, t->out_cols)))[i / 32];

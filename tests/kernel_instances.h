@@ -33,8 +33,18 @@ static float jt_scale = 1;
 #define unit_offset OWN(unit_offset)
 #define unit_read OWN(unit_read)
 #define row_read OWN(row_read)
-#define columns_sum OWN(columns_sum)
-#define part_add OWN(part_add)
+#define unit_codes OWN(unit_codes)
+#define unit_bytes OWN(unit_bytes)
+#define place_at OWN(place_at)
+#define place_next OWN(place_next)
+#define step_at OWN(step_at)
+#define scale_at OWN(scale_at)
+#define sum_at OWN(sum_at)
+#define start_at OWN(start_at)
+#define step_add OWN(step_add)
+#define scaled_add OWN(scaled_add)
+#define unit_add OWN(unit_add)
+#define panel_run OWN(panel_run)
 #define tile_store OWN(tile_store)
 #define tile_run OWN(tile_run)
 #define tokens_tile OWN(tokens_tile)
@@ -59,6 +69,7 @@ static float jt_scale = 1;
 #define ARG_K_CACHE OWN(ARG_K_CACHE)
 #define ARG_V_CACHE OWN(ARG_V_CACHE)
 
+#define INSTANCES_FLOATS
 #define QUANT f32
 #define INSTANCES_EVERY
 #define JT_QUANT_F32 1
@@ -79,6 +90,7 @@ static float jt_scale = 1;
 #include "kernel_instances.h"
 #undef JT_QUANT_BF16
 #undef QUANT
+#undef INSTANCES_FLOATS
 #define QUANT q4_0
 #define JT_QUANT_Q4_0 1
 #define INSTANCES_QUANT
@@ -169,6 +181,10 @@ static float jt_scale = 1;
 #define JT_OUT_A16 1
 #define JT_N 72
 #include "kernel_instances.h"
+#define JT_NAME rms_norm_a8
+#define JT_OUT_A8 1
+#define JT_N 72
+#include "kernel_instances.h"
 #define JT_NAME rms_norm_f32
 #define JT_N 72
 #include "kernel_instances.h"
@@ -180,6 +196,10 @@ static float jt_scale = 1;
 #define TEMPLATE "../templates/cpu/act_mul.c"
 #define JT_NAME act_mul_a16
 #define JT_OUT_A16 1
+#define JT_N 72
+#include "kernel_instances.h"
+#define JT_NAME act_mul_a8
+#define JT_OUT_A8 1
 #define JT_N 72
 #include "kernel_instances.h"
 #define JT_NAME act_mul_f32
@@ -197,6 +217,10 @@ static float jt_scale = 1;
 #undef TEMPLATE
 #define TEMPLATE "../templates/cpu/quantize.c"
 #define JT_NAME quantize
+#define JT_N 72
+#include "kernel_instances.h"
+#define JT_NAME quantize_a8
+#define JT_OUT_A8 1
 #define JT_N 72
 #include "kernel_instances.h"
 #undef TEMPLATE
@@ -396,6 +420,23 @@ static float jt_scale = 1;
 #define JT_N 72
 #define JT_TOKENS 4
 #include "kernel_instances.h"
+#ifndef INSTANCES_FLOATS
+#define JT_NAME JOIN(matmul_q8_n1, QUANT)
+#define JT_ACTIVATIONS_Q8 1
+#define JT_N 1
+#define JT_TOKENS 4
+#include "kernel_instances.h"
+#define JT_NAME JOIN(matmul_q8_n24, QUANT)
+#define JT_ACTIVATIONS_Q8 1
+#define JT_N 24
+#define JT_TOKENS 2
+#include "kernel_instances.h"
+#define JT_NAME JOIN(matmul_q8_n72, QUANT)
+#define JT_ACTIVATIONS_Q8 1
+#define JT_N 72
+#define JT_TOKENS 4
+#include "kernel_instances.h"
+#endif
 #undef TEMPLATE
 
 #else   /* one instance */
@@ -405,6 +446,8 @@ static float jt_scale = 1;
 #undef JT_N
 #undef JT_TOKENS
 #undef JT_OUT_A16
+#undef JT_OUT_A8
+#undef JT_ACTIVATIONS_Q8
 #undef JT_KV_F16
 #undef JT_QK_NORM
 #undef JT_BIAS
@@ -415,10 +458,11 @@ static float jt_scale = 1;
 #undef V_VALUE
 #undef JT_HEAD_DIM
 #undef COLUMN
-#undef WEIGHTS
+#undef CODES
 #undef SCALE
 #undef OFFSET
-#undef TOGETHER
+#undef PANEL_TILES
+#undef PANEL_VECTORS
 #undef TILE_TOKENS
 #undef BLOCK_UNITS
 #undef TILE_BYTES
@@ -426,6 +470,12 @@ static float jt_scale = 1;
 #undef BLOCK_BYTES
 #undef UNIT_SCALES
 #undef UNIT_MINS
+#undef CODE_OFFSET
+#undef UNIT_OFFSET
+#undef UNIT_STEPS
+#undef GROUP_STEPS
+#undef PLACE
+#undef unit_vectors
 #undef UNITS
 #undef UNIT_GROUPS
 #undef PANEL_UNITS

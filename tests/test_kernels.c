@@ -94,6 +94,49 @@ static struct a16 a16_view(void *base, size_t rows, size_t cols) {
     return (struct a16){ (int16_t *)p, (float *)(void *)(p + q), (float *)(void *)(p + q + s) };
 }
 
+/* A8 as plan.h draws it, and the place in a block of column i. */
+struct a8 { int8_t q[32]; float scale, sum[3]; int32_t start[3], zero; };
+static size_t a8_bytes(size_t rows, size_t cols) { return rows * cols / 32 * sizeof(struct a8); }
+static unsigned a8_place(size_t i) { return (unsigned)(i % 32 / 8 * 8 + (unsigned[]){ 0, 2, 4, 6, 1, 3, 5, 7 }[i % 8]); }
+
+static void a8_finish(struct a8 *b) {
+    int32_t of[3] = { 0 };
+    for (unsigned i = 0; i < 32; i++) of[1 + i / 16] += b->q[a8_place(i)];
+    of[0] = of[1] + of[2];
+    for (unsigned i = 0; i < 3; i++) b->sum[i] = b->scale * (float)of[i], b->start[i] = -128 * of[i];
+    b->zero = 0;
+}
+
+/* Random tokens as a16_random makes them, every fifth block at the ends of the range. */
+static void a8_random(void *base, size_t cols, size_t first, size_t n, uint64_t seed) {
+    struct a8 *b = base;
+    for (size_t at = first * (cols / 32); at < (first + n) * (cols / 32); at++, b++) {
+        for (unsigned i = 0; i < 32; i++) {
+            float x = plan_seeded(seed, 32 * at + i);
+            b->q[a8_place(i)] = (int8_t)(at % 5 ? lrintf(127.0f * x) : at % 2 ? 127 : x < 0.5f ? -127 : 127);
+        }
+        b->scale = (1 + plan_seeded(seed ^ 0x5ca1e, at) / 2) / 127.0f;
+        a8_finish(b);
+    }
+}
+
+/* got against wanted values, as assert_a16. */
+static void assert_a8(const void *base, size_t cols, size_t n, const double *want) {
+    const struct a8 *a = base;
+    for (size_t b = 0; b < n * cols / 32; b++, want += 32) {
+        struct a8 own = a[b];
+        double top = 0;
+        for (size_t i = 0; i < 32; i++) top = fmax(top, fabs(want[i]));
+        assert_true(fabs((double)own.scale * 127.0 - top) <= 2e-6 * top);
+        for (size_t i = 0; i < 32; i++) {
+            double got = own.q[a8_place(i)] * (double)own.scale;
+            if (!(fabs(got - want[i]) <= top * 0.5002 / 127)) fail_msg("a8: %g, not %g (of %g)", got, want[i], top);
+        }
+        a8_finish(&own);
+        assert_memory_equal(&own, &a[b], sizeof own);
+    }
+}
+
 /* n random tokens; the same for the same first and seed, whatever `rows`. */
 static void a16_random(void *base, size_t rows, size_t cols, size_t first, size_t n, uint64_t seed) {
     struct a16 a = a16_view(base, rows, cols);
@@ -161,16 +204,21 @@ static struct guarded packed(enum quant q, const uint8_t *tensor, size_t rows, s
 
 /* --- matmul and embed ------------------------------------------------------------------------------ */
 
-#define MATMULS(q) { embed_##q, matmul_n1_##q, { { matmul_n8_##q, 8 }, { matmul_n8_tokens1_##q, 8 }, \
-                     { matmul_n24_tokens2_##q, 24 }, { matmul_n72_##q, 72 } } }
-#define MATMUL(q) { embed_##q, matmul_n1_##q, { { matmul_n72_##q, 72 } } }   /* one shape of register tile */
+#define Q8(q) matmul_q8_n1_##q, { { matmul_q8_n24_##q, 24 }, { matmul_q8_n72_##q, 72 } }
+#define MATMULS(q) { Q8(q), MATMULS_EXACT(q) }
+#define MATMUL(q) { Q8(q), MATMUL_EXACT(q) }
+#define MATMULS_EXACT(q) embed_##q, matmul_n1_##q, { { matmul_n8_##q, 8 }, { matmul_n8_tokens1_##q, 8 }, \
+                     { matmul_n24_tokens2_##q, 24 }, { matmul_n72_##q, 72 } }
+#define MATMUL_EXACT(q) embed_##q, matmul_n1_##q, { { matmul_n72_##q, 72 } }   /* one shape of register tile */
 static const struct {
+    plan_cpu_kernel *q8_one;                                      /* NULL: the type has none */
+    struct { plan_cpu_kernel *run; unsigned n; } q8_many[2];
     plan_cpu_kernel *embed, *one;
     struct { plan_cpu_kernel *run; unsigned n; } many[4];
 } matmuls[QUANT_COUNT] = {
-    [QUANT_F32] = MATMULS(f32),
-    [QUANT_F16] = MATMUL(f16),
-    [QUANT_BF16] = MATMUL(bf16),
+    [QUANT_F32] = { NULL, { { NULL, 0 } }, MATMULS_EXACT(f32) },
+    [QUANT_F16] = { NULL, { { NULL, 0 } }, MATMUL_EXACT(f16) },
+    [QUANT_BF16] = { NULL, { { NULL, 0 } }, MATMUL_EXACT(bf16) },
     [QUANT_Q4_0] = MATMUL(q4_0),
     [QUANT_Q4_1] = MATMULS(q4_1),
     [QUANT_Q5_0] = MATMUL(q5_0),
@@ -191,6 +239,7 @@ enum { TOKENS = 70 };
 struct matmul_case {
     enum quant q;
     unsigned m, k, items;
+    bool q8;
     uint64_t seed;
     struct guarded w;
     float *start;      /* what stands in out before */
@@ -200,9 +249,10 @@ struct matmul_case {
 /* Activations first .. first + n for a kernel of up to `rows` tokens; the others are huge, so that what they make is
  * told from poison. */
 static struct guarded activations(const struct matmul_case *c, unsigned rows, unsigned first, unsigned n) {
-    struct guarded g = guarded_new(takes_floats(c->q) ? (size_t)rows * c->k * 4 : a16_bytes(rows, c->k));
+    struct guarded g = guarded_new(takes_floats(c->q) ? (size_t)rows * c->k * 4 : c->q8 ? a8_bytes(rows, c->k) : a16_bytes(rows, c->k));
     float *x = memset(guarded_data(g), 0x7f, g.bytes);
-    if (!takes_floats(c->q)) a16_random(x, rows, c->k, first, n, c->seed);
+    if (c->q8) a8_random(x, c->k, first, n, c->seed);
+    else if (!takes_floats(c->q)) a16_random(x, rows, c->k, first, n, c->seed);
     else for (size_t i = 0; i < (size_t)n * c->k; i++) x[i] = plan_seeded(c->seed, first * c->k + i);
     return g;
 }
@@ -220,12 +270,14 @@ static void matmul_check_values(const struct matmul_case *c, const uint8_t *tens
     struct guarded g = activations(c, TOKENS, 0, TOKENS);
     struct a16 a = a16_view(guarded_data(g), TOKENS, c->k);
     const float *x = guarded_data(g);
+    const struct a8 *b = guarded_data(g);
     for (unsigned m = 0; m < c->m; m++) {
         quant_decode(f, tensor + (size_t)m * c->k / f->block_elems * f->block_bytes, c->k, w);
         for (size_t t = 0; t < TOKENS; t++) {
             double y = jt_residual ? (double)c->start[t * c->m + m] : 0;
             for (size_t k = 0, i = t * c->k; k < c->k; k++, i++)
-                y += w[k] * (takes_floats(c->q) ? (double)x[i] : a.q[i] * (double)a.scale[i / 32]);
+                y += w[k] * (takes_floats(c->q) ? (double)x[i] : c->q8 ? b[i / 32].q[a8_place(i)] * (double)b[i / 32].scale
+                                                                 : a.q[i] * (double)a.scale[i / 32]);
             want[t * c->m + m] = y;
         }
     }
@@ -263,6 +315,24 @@ static void check_embed(const struct matmul_case *c, const uint8_t *tensor) {
     free(w);
 }
 
+/* One token at a time against the reference, then any number of them against that. */
+static void check_products(struct matmul_case *c, const uint8_t *tensor, bool q8, bool every_n) {
+    plan_cpu_kernel *one = q8 ? matmuls[c->q].q8_one : matmuls[c->q].one;
+    struct guarded rows = guarded_new((size_t)TOKENS * c->m * 4);
+    c->q8 = q8;
+    c->rows = guarded_data(rows);
+    if (jt_residual) memcpy(c->rows, c->start, (size_t)TOKENS * c->m * 4);
+    for (unsigned t = 0; t < TOKENS; t++) matmul_run(c, one, 1, t, 1, c->rows + t * c->m);
+    matmul_check_values(c, tensor);
+    for (unsigned i = 0; i < (q8 ? COUNT(matmuls[c->q].q8_many) : COUNT(matmuls[c->q].many)); i++) {
+        plan_cpu_kernel *many = q8 ? matmuls[c->q].q8_many[i].run : matmuls[c->q].many[i].run;
+        unsigned most = q8 ? matmuls[c->q].q8_many[i].n : matmuls[c->q].many[i].n;
+        for (unsigned n = 1; many && n <= most && n <= TOKENS; n += every_n || n < 5 ? 1 : 1 + below(17))
+            matmul_check_many(c, many, most, n);
+    }
+    guarded_free(rows);
+}
+
 static void check_matrix(enum quant q, unsigned m, unsigned k, bool every_n) {
     uint8_t *tensor = random_tensor(q, m, k);
     struct matmul_case c = { .q = q, .m = m, .k = k, .items = (m + 15) / 16, .seed = seed_next += 1000 };
@@ -273,15 +343,8 @@ static void check_matrix(enum quant q, unsigned m, unsigned k, bool every_n) {
     for (jt_scale = 1; jt_scale < 5; jt_scale *= 1.7f) check_embed(&c, tensor);
     jt_scale = 1;
     for (jt_residual = 0; jt_residual < 2; jt_residual++) {
-        struct guarded rows = guarded_new((size_t)TOKENS * m * 4);
-        c.rows = guarded_data(rows);
-        if (jt_residual) memcpy(c.rows, c.start, (size_t)TOKENS * m * 4);
-        for (unsigned t = 0; t < TOKENS; t++) matmul_run(&c, matmuls[q].one, 1, t, 1, c.rows + t * m);
-        matmul_check_values(&c, tensor);
-        for (unsigned i = 0; i < COUNT(matmuls[q].many) && matmuls[q].many[i].run; i++)
-            for (unsigned n = 1; n <= matmuls[q].many[i].n && n <= TOKENS; n += every_n || n < 5 ? 1 : 1 + below(17))
-                matmul_check_many(&c, matmuls[q].many[i].run, matmuls[q].many[i].n, n);
-        guarded_free(rows);
+        check_products(&c, tensor, false, every_n);
+        if (matmuls[q].q8_one) check_products(&c, tensor, true, every_n);
     }
     guarded_free(c.w);
     free(c.start);
@@ -353,6 +416,9 @@ static void test_not_finite(void **state) {
         quantize((void *[]){ x, guarded_data(out) }, &step, 0, 1);
         struct a16 a = a16_view(guarded_data(out), 72, 64);
         assert_true(a.scale[0] > 0 && isfinite(a.sum[0]) && isnan(a.scale[1]) && isnan(a.sum[1]));
+        quantize_a8((void *[]){ x, guarded_data(out) }, &step, 0, 1);
+        const struct a8 *b = guarded_data(out);
+        assert_true(b[0].scale > 0 && isfinite(b[0].sum[0]) && isnan(b[1].scale) && isnan(b[1].sum[0]));
         guarded_free(out);
         free(x);
     }
@@ -360,14 +426,18 @@ static void test_not_finite(void **state) {
 
 /* --- per token ------------------------------------------------------------------------------------- */
 
-/* Run a kernel whose out is [72][k] of either type over `items_per_token` items a token, check the values. */
-static void check_rows(plan_cpu_kernel *kernel, bool a16, void *in, void *w, unsigned n_args, unsigned n, unsigned k,
+/* Run a kernel whose out is [72][k] of any type over `items_per_token` items a token, check the values. */
+enum rows_type { ROWS_F32, ROWS_A16, ROWS_A8 };
+static void check_rows(plan_cpu_kernel *kernel, enum rows_type type, void *in, void *w, unsigned n_args, unsigned n, unsigned k,
                        unsigned items_per_token, const double *want) {
-    struct guarded out = guarded_new(a16 ? a16_bytes(72, k) : (size_t)72 * k * 4);
+    struct guarded out = guarded_new(type == ROWS_A16 ? a16_bytes(72, k) : type == ROWS_A8 ? a8_bytes(72, k) : (size_t)72 * k * 4);
     void *y = guarded_data(out);
     struct plan_step step = { .n_tokens = n };
     run_split(kernel, n_args == 3 ? (void *[]){ in, w, y } : (void *[]){ in, y, NULL }, &step, 72 * items_per_token);
-    if (a16) {
+    if (type == ROWS_A8) {
+        assert_a8(y, k, n, want);
+        assert_poison((uint8_t *)y + a8_bytes(n, k), a8_bytes(72 - n, k));
+    } else if (type == ROWS_A16) {
         assert_a16(y, 72, k, n, want);
         assert_poison((int16_t *)y + (size_t)n * k, (size_t)(72 - n) * k * 2);
         assert_poison(a16_view(y, 72, k).scale + n * k / 32, (size_t)(72 - n) * k / 32 * 4);
@@ -393,8 +463,9 @@ static void test_rms_norm(void **state) {
         double *want = malloc((size_t)72 * k * sizeof *want);
         for (unsigned t = 0; t < 72; t++) norm_want(x + (size_t)t * k, w, k, want + (size_t)t * k);
         jt_k = k, jt_row = 0;
-        check_rows(rms_norm_f32, false, x, w, 3, n, k, 1, want);
-        check_rows(rms_norm_a16, true, x, w, 3, n, k, 1, want);
+        check_rows(rms_norm_f32, ROWS_F32, x, w, 3, n, k, 1, want);
+        check_rows(rms_norm_a8, ROWS_A8, x, w, 3, n, k, 1, want);
+        check_rows(rms_norm_a16, ROWS_A16, x, w, 3, n, k, 1, want);
         jt_row = 1;
         float *y = random_floats(k, 1);
         struct plan_step step = { .n_tokens = 3, .row = 1 + below(71) };
@@ -434,7 +505,8 @@ static void test_quantize(void **state) {
         for (size_t b = 0; b < (size_t)72 * k; b += 32 * (1 + below(3))) memset(x + b, 0, 32 * sizeof *x);
         for (size_t j = 0; j < (size_t)72 * k; j++) want[j] = (double)x[j];
         jt_k = k;
-        check_rows(quantize, true, x, NULL, 2, n, k, 1, want);
+        check_rows(quantize_a8, ROWS_A8, x, NULL, 2, n, k, 1, want);
+        check_rows(quantize, ROWS_A16, x, NULL, 2, n, k, 1, want);
         free(x), free(want);
     }
 }
@@ -449,14 +521,15 @@ static void test_act_mul(void **state) {
         for (size_t j = 0; j < COUNT(special); j++) gate[j] = special[j];
         for (size_t j = 0; j < (size_t)72 * k; j++) want[j] = (double)gate[j] / (1 + exp(-(double)gate[j])) * (double)up[j];
         jt_k = k;
-        check_rows(act_mul_f32, false, gate, up, 3, n, k, (k + 255) / 256, want);
-        check_rows(act_mul_a16, true, gate, up, 3, n, k, (k + 255) / 256, want);
+        check_rows(act_mul_f32, ROWS_F32, gate, up, 3, n, k, (k + 255) / 256, want);
+        check_rows(act_mul_a8, ROWS_A8, gate, up, 3, n, k, (k + 255) / 256, want);
+        check_rows(act_mul_a16, ROWS_A16, gate, up, 3, n, k, (k + 255) / 256, want);
         for (size_t j = 0; j < (size_t)72 * k; j++) {
             double g = (double)gate[j];
             want[j] = g / 2 * (1 + tanh(sqrt(2 / acos(-1)) * (g + 0.044715 * g * g * g))) * (double)up[j];
         }
-        check_rows(act_mul_gelu_f32, false, gate, up, 3, n, k, (k + 255) / 256, want);
-        check_rows(act_mul_gelu_a16, true, gate, up, 3, n, k, (k + 255) / 256, want);
+        check_rows(act_mul_gelu_f32, ROWS_F32, gate, up, 3, n, k, (k + 255) / 256, want);
+        check_rows(act_mul_gelu_a16, ROWS_A16, gate, up, 3, n, k, (k + 255) / 256, want);
         free(gate), free(up), free(want);
     }
 }

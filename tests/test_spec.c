@@ -309,7 +309,7 @@ static void test_entry_errors(void **state) {
                   "    ^\n");
     expect_report(
         "kernel \"matmul\" { tokens = 1.5 }",
-        "error: x.lua:2:28: 'tokens' in kernel \"matmul\" must be an integer, not 1.5 [spec-type]\n"
+        "error: x.lua:2:28: 'tokens' in kernel \"matmul\" must be an integer or a word, not 1.5 [spec-type]\n"
         "    kernel \"matmul\" { tokens = 1.5 }\n"
         "                               ^\n");
     expect_report("shape \"matmul\" { k = 1, when = { n = 8 }, slices = 1 }",
@@ -325,7 +325,7 @@ static void test_entry_errors(void **state) {
     expect_report_containing("kernel 'm' { when = 4, t = 1 }",
                              "x.lua:2:21: 'when' must be a table");
     expect_report_containing("kernel 'm' { when = { x = {} }, t = 1 }",
-                             "'x' in kernel \"m\" must be an integer, not a table");
+                             "'x' in kernel \"m\" must be an integer or a word, not a table");
     expect_report_containing("kernel 'm' { ['a b'] = 1 }", "'a b' is no name");
 }
 
@@ -716,9 +716,9 @@ static void test_set_errors(void **state) {
         "buckets=8.5",
         "error: --set buckets=8.5: a bucket must be a multiple of 8 from 8 to 512, not 8.5 "
         "[spec-range]\n");
-    expect_set_report("matmul.tokens=x",
-                      "error: --set matmul.tokens=x: 'matmul' is not target, memory or cc, and a "
-                      "template's parameter must be an integer [spec-set]\n");
+    expect_set_report("matmul.tokens=1.5",
+                      "error: --set matmul.tokens=1.5: 'matmul' is not target, memory or cc, and a "
+                      "template's parameter must be an integer or a word [spec-set]\n");
     expect_set_report(
         "bucket=8",
         "error: --set bucket=8: did you mean 'buckets'? it must read section.key=value, "

@@ -19,7 +19,11 @@ template "norm_add" {       -- x += norm(y)
 template "matmul" {
     source = "matmul.c", reference = "matmul",
     args = { "a", "w", "out" },
-    keys = { "quant", "m", "k", "n", "residual" },
+    keys = { "quant", "m", "k", "n", "residual", "activations" },
+    forms = {
+        { name = "activations", values = { "exact", "q8" }, default = "exact",
+          doc = "what a matrix multiplies: exact is 16 bits and more, q8 integers of 8 bits with a scale per 32, whose error compile measures" },
+    },
     params = {
         { name = "tokens", values = { 1, 2, 4 }, default = 4, doc = "tokens that share a register tile of 16 rows; twice as many with AVX-512" },
         { name = "ahead", values = { 0, 1024, 2048, 4096, 8192 }, default = 4096, doc = "bytes that weights are asked for ahead of use" },
@@ -59,7 +63,7 @@ template "attention_combine" {
 template "quantize" {
     source = "quantize.c", reference = "quantize",
     args = { "x", "out" },
-    keys = { "k", "n" },
+    keys = { "k", "n", "out" },
 }
 template "act_mul" {
     source = "act_mul.c", reference = "act_mul",
@@ -67,9 +71,20 @@ template "act_mul" {
     keys = { "k", "n", "out", "act" },
 }
 
--- What a matrix of a type reads: fp32 meets fp32, integers meet 16-bit integers.
-local function input_type(quant)
-    return (quant == "f32" or quant == "f16" or quant == "bf16") and "f32" or "a16"
+-- Does a spec have the matrix multiply 8-bit activations? Types without blocks have no such product.
+local function is_q8(w)
+    local q8 = choose("matmul", { quant = w.quant, m = w.m, k = w.k }).activations == "q8"
+    if q8 and (w.quant == "f32" or w.quant == "f16" or w.quant == "bf16") then
+        error(string.format("activations = \"q8\": %s is %s, and only types with blocks of integers can be multiplied so; " ..
+                             "shape \"matmul\" { quant = \"%s\", activations = \"exact\" } leaves such matrices out", w.name, w.quant, w.quant), 0)
+    end
+    return q8
+end
+
+-- What a matrix reads: fp32 meets fp32, integers meet 16-bit integers, or 8-bit ones by choice.
+local function input_type(w)
+    if is_q8(w) then return "a8" end
+    return (w.quant == "f32" or w.quant == "f16" or w.quant == "bf16") and "f32" or "a16"
 end
 
 -- Turns for all threads together: short enough to even them out, long enough to be worth taking.
@@ -79,16 +94,16 @@ end
 
 local function matmul(w, a, out, n, residual, barrier)
     local items = ceil_div(w.m, 16)
-    local key = { quant = w.quant, m = w.m, k = w.k, n = n, residual = residual }
+    local key = { quant = w.quant, m = w.m, k = w.k, n = n, residual = residual, activations = is_q8(w) and "q8" or nil }
     launch("matmul", { a = a, w = weight(w, "rows16"), out = out }, key,
            { items = items, chunk = chunk(items, choose("matmul", key).turns), barrier = barrier, bytes = w.bytes, flops = 2 * w.m * w.k * n })
 end
 
--- RMS norm of x by w (a vector: one row of k) in each type that a matrix of `readers` asks for: { a16 = value, f32 = value }.
+-- RMS norm of x by w (a vector: one row of k) in each type that a matrix of `readers` asks for: { a16 = value, a8 = value, f32 = value }.
 local function norms(op, w, readers, n, row)
     local made, first = {}, true
     for _, reader in ipairs(readers) do
-        local dtype = input_type(reader.quant)
+        local dtype = input_type(reader)
         if not made[dtype] then
             made[dtype] = scratch("normed_" .. dtype, dtype, n, w.k)
             launch("rms_norm", { x = op.x, w = weight(w, "plain"), out = made[dtype] },
@@ -124,9 +139,9 @@ function lower.qkv(op)
     local a = norms(op, w.attn_norm, { w.attn_q, w.attn_k, w.attn_v }, n, 0)
     define(op.q, "f32")
     local k, v = scratch("k", "f32", n, w.attn_k.m), scratch("v", "f32", n, w.attn_v.m)
-    matmul(w.attn_q, a[input_type(w.attn_q.quant)], op.q, n, 0, true)
-    matmul(w.attn_k, a[input_type(w.attn_k.quant)], k, n, 0, false)
-    matmul(w.attn_v, a[input_type(w.attn_v.quant)], v, n, 0, false)
+    matmul(w.attn_q, a[input_type(w.attn_q)], op.q, n, 0, true)
+    matmul(w.attn_k, a[input_type(w.attn_k)], k, n, 0, false)
+    matmul(w.attn_v, a[input_type(w.attn_v)], v, n, 0, false)
     local items = n * (d.n_head + 2 * d.n_head_kv)
     local key = { n = n, n_head = d.n_head, n_head_kv = d.n_head_kv, head_dim = d.head_dim, rope_dim = d.rope_dim,
                   neox = d.rope_neox, qk_norm = w.attn_q_norm and 1 or 0, eps = d.rms_eps, kv = op.kv, ctx = d.ctx }
@@ -156,7 +171,7 @@ end
 
 -- One token: chunks in parallel, then all of them together, in the type that Wo reads.
 local function attention_one(op, key, how)
-    local d, out = op.dims, input_type(op.o.feeds)
+    local d, out = op.dims, input_type(op.w.attn_output) == "a16" and "a16" or "f32"    -- A8 is made of fp32
     define(op.o, out)
     local splits = ceil_div(d.ctx, SPLIT)
     local part = scratch("part", "f32", splits * d.n_head, d.head_dim + 1)
@@ -186,9 +201,10 @@ end
 
 function lower.attn_out(op)
     local w, a = op.w.attn_output, op.o
-    if input_type(w.quant) ~= a.dtype then
-        a = scratch("o_a16", "a16", op.n, w.k)
-        launch("quantize", { x = op.o, out = a }, { k = w.k, n = op.n }, { items = op.n, barrier = true })
+    local dtype = input_type(w)
+    if dtype ~= a.dtype then
+        a = scratch("o_" .. dtype, dtype, op.n, w.k)
+        launch("quantize", { x = op.o, out = a }, { k = w.k, n = op.n, out = dtype == "a8" and dtype or nil }, { items = op.n, barrier = true })
     end
     residual(op, w, a, op.w.post_attention_norm)
 end
@@ -197,9 +213,9 @@ function lower.ffn_up(op)
     local w, n = op.w, op.n
     local a = norms(op, w.ffn_norm, { w.ffn_gate, w.ffn_up }, n, 0)
     local gate, up = scratch("gate", "f32", n, w.ffn_gate.m), scratch("up", "f32", n, w.ffn_up.m)
-    matmul(w.ffn_gate, a[input_type(w.ffn_gate.quant)], gate, n, 0, true)
-    matmul(w.ffn_up, a[input_type(w.ffn_up.quant)], up, n, 0, false)
-    local out = input_type(op.h.feeds)
+    matmul(w.ffn_gate, a[input_type(w.ffn_gate)], gate, n, 0, true)
+    matmul(w.ffn_up, a[input_type(w.ffn_up)], up, n, 0, false)
+    local out = input_type(w.ffn_down)
     define(op.h, out)
     local items = n * ceil_div(w.ffn_gate.m, 256)
     launch("act_mul", { gate = gate, up = up, out = op.h }, { k = w.ffn_gate.m, n = n, out = out, act = op.dims.act },
@@ -213,5 +229,5 @@ end
 function lower.head(op)
     local w = op.w.output
     local a = norms(op, op.w.output_norm, { w }, 1, 1)
-    matmul(w, a[input_type(w.quant)], op.logits, 1, 0, true)
+    matmul(w, a[input_type(w)], op.logits, 1, 0, true)
 end

@@ -1,21 +1,26 @@
 /* out[t][m] = sum over k of w[m][k] * a[t][k], plus what stood in out where JT_RESIDUAL; an item is a tile
  * of 16 rows.
  *
- * Quantised weights meet A16 activations: per 32 columns (16 where scales are) an exact integer sum, then
- *     acc = fma(sum, scale_w * scale_a, acc),  acc = fma(offset_w, sum_a, acc)
+ * Quantised weights meet A16 activations, or A8 with JT_ACTIVATIONS_Q8: per 32 columns (16 where scales are) an exact integer sum, then
+ *     unit = sum * scale_w (fma(sum, scale_w, unit) for the second 16),  acc = fma(unit, scale_a, acc),
+ *     acc = fma(offset_w, sum_a, acc)
  * by ascending columns, offsets of a unit of 32 columns after its sums. Types without blocks meet fp32 activations, one
  * fma a column. Both orders belong to a row and a token alone, so that any n, any split, any register tile and any
  * width of vectors give the same bits.
  *
- * With n = 1 packed weights go straight into registers. Otherwise a panel of 16 rows x 256 columns is
+ * With n = 1 packed weights go straight into registers. Otherwise a panel of one or two tiles x 256 columns is
  * unpacked to the stack once, then TILE_TOKENS tokens at a time pass over it. Tokens from n_tokens on are not touched.
  */
 #include "plan_step.h"
 #include "rows16.h"
 #include "a16.h"
+#include "a8.h"
 
 /* Where one vector holds a tile's rows, twice as many tokens keep as many sums in registers. */
 #define TILE_TOKENS (JT_TOKENS * (TILE_VECTORS == 1 ? 2 : 1))
+/* There a panel is of two tiles as well, so that a broadcast activation meets two vectors. */
+#define PANEL_TILES (TILE_VECTORS == 1 ? 2 : 1)
+#define PANEL_VECTORS (PANEL_TILES * TILE_VECTORS)
 
 /* Rows of a tile that exist, from acc to out. */
 INLINE void tile_store(float *out, u32 rows, const f32v *acc) {
@@ -63,42 +68,76 @@ INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
 #define UNITS (JT_K / 32)
 #define UNIT_GROUPS (4 / UNIT_SCALES)   /* groups of 8 columns under one scale */
 
-/* Sums of the columns that an offset is for. */
-INLINE float columns_sum(struct a16_place x, unsigned s) {
+/* Activations from a unit on, of token t from there: a step is what one vector of weights meets, 2 columns of A16 or 4 of
+ * A8 (of every 8 in the order of a8.h), sums are of the columns that an offset is for, starts what sums begin with. */
+#ifdef JT_ACTIVATIONS_Q8
+#define UNIT_STEPS 8
+#define PLACE const struct a8_block *
+#define unit_vectors unit_bytes
+INLINE PLACE place_at(void *a, u32 t, u32 unit) { return (PLACE)a + (u64)t * UNITS + unit; }
+INLINE PLACE place_next(PLACE x) { return x + 1; }
+INLINE i16v step_at(PLACE x, int t, unsigned i) { return i16v_pair(x[(u64)t * UNITS].q + 4 * i); }
+INLINE float scale_at(PLACE x, int t) { return x[(u64)t * UNITS].scale; }
+INLINE float sum_at(PLACE x, int t, unsigned s) { return x[(u64)t * UNITS].sum[UNIT_MINS < 2 ? 0 : 1 + s]; }
+INLINE dots start_at(PLACE x, int t, unsigned s) {
+    return fours_start(x[(u64)t * UNITS].start[UNIT_SCALES < 2 ? 0 : 1 + s], UNIT_OFFSET);
+}
+INLINE dots step_add(dots c, u16v w, i16v a) { return fours_add(c, w, a, CODE_OFFSET == 128); }
+#else
+#define UNIT_STEPS 16
+#define PLACE struct a16_place
+#define unit_vectors unit_weights
+INLINE PLACE place_at(void *a, u32 t, u32 unit) { return a16_place(a, JT_N, JT_K, t, unit); }
+INLINE PLACE place_next(PLACE x) { return (PLACE){ x.q + 32, x.scale + 1, x.sum + 1 }; }
+INLINE i16v step_at(PLACE x, int t, unsigned i) { return i16v_pair(x.q + (u64)t * JT_K + 2 * i); }
+INLINE float scale_at(PLACE x, int t) { return x.scale[(u64)t * UNITS]; }
+INLINE float sum_at(PLACE x, int t, unsigned s) {
 #if UNIT_MINS < 2
-    return x.sum[s];
+    return x.sum[(u64)t * UNITS + s];
 #else
     i32x8 one = i32x8_all(0x10001);
-    return *x.scale * (float)i32x8_sum(i32x8_dot(*(const i16x16_any *)(x.q + 16 * s), (i16x16)one, (i32x8){ 0 }));
+    return scale_at(x, t) * (float)i32x8_sum(i32x8_dot(*(const i16x16_any *)(x.q + (u64)t * JT_K + 16 * s), (i16x16)one, (i32x8){ 0 }));
 #endif
+}
+INLINE dots start_at(PLACE x, int t, unsigned s) { (void)x, (void)t, (void)s; return dots_none(); }
+INLINE dots step_add(dots c, u16v w, i16v a) { return dots_add(c, (i16v)w, a); }
+#endif
+#define GROUP_STEPS (UNIT_STEPS / 4)   /* of 8 columns */
+
+/* What a unit adds: its parts under one scale each times those, then all of it times the activations' scale. */
+INLINE f32v scaled_add(unsigned s, dots sum, f32v scale, f32v before) {
+    f32v x = f32v_from(dots_sum(sum));
+    return s ? f32v_fma(x, scale, before) : x * scale;
 }
 
 #if JT_N == 1
 
 INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
     (void)n_tokens;
-    struct a16_place x = a16_place(a, JT_N, JT_K, 0, 0);
+    PLACE x = place_at(a, 0, 0);
     f32v acc[TILE_VECTORS] = { { 0 } };
     for (u32 block = 0; block < UNITS / BLOCK_UNITS; block++, w += BLOCK_BYTES) {
-        UNROLL(1) for (u32 unit = 0; unit < BLOCK_UNITS; unit++, x.q += 32, x.scale++, x.sum++) {
+        UNROLL(1) for (u32 unit = 0; unit < BLOCK_UNITS; unit++, x = place_next(x)) {
+            f32v scaled[TILE_VECTORS];
             stream_ahead(w + unit * (BLOCK_BYTES / BLOCK_UNITS), BLOCK_BYTES / BLOCK_UNITS);
             UNROLL(2) for (unsigned s = 0; s < UNIT_SCALES; s++) {
                 dots sum[TILE_VECTORS];
-                UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) sum[h] = dots_none();
+                UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) sum[h] = start_at(x, 0, s);
                 UNROLL(4) for (unsigned g = s * UNIT_GROUPS; g < (s + 1) * UNIT_GROUPS; g++) {
                     UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) {
                         u16v q[4];
-                        unit_weights(w, unit, g, h, q);
-                        UNROLL(4) for (int i = 0; i < 4; i++)
-                            sum[h] = dots_add(sum[h], (i16v)q[i], i16v_pair(x.q + 8 * g + 2 * i));
+                        unit_vectors(w, unit, g, h, q);
+                        UNROLL(4) for (unsigned i = 0; i < GROUP_STEPS; i++)
+                            sum[h] = step_add(sum[h], q[i], step_at(x, 0, GROUP_STEPS * g + i));
                     }
                 }
                 UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++)
-                    acc[h] = f32v_fma(f32v_from(dots_sum(sum[h])), unit_scale(w, unit, s, h) * *x.scale, acc[h]);
+                    scaled[h] = scaled_add(s, sum[h], unit_scale(w, unit, s, h), scaled[h]);
             }
+            UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) acc[h] = f32v_fma(scaled[h], f32v_all(scale_at(x, 0)), acc[h]);
 #if UNIT_MINS
             UNROLL(2) for (unsigned s = 0; s < UNIT_MINS; s++) {
-                f32v total = f32v_all(columns_sum(x, s));
+                f32v total = f32v_all(sum_at(x, 0, s));
                 UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++)
                     acc[h] = f32v_fma(unit_offset(w, unit, s, h), total, acc[h]);
             }
@@ -112,83 +151,89 @@ INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
 
 #define PANEL_UNITS 8
 struct panel {
-    u16v q[PANEL_UNITS][16][TILE_VECTORS];
-    f32v scale[PANEL_UNITS][UNIT_SCALES][TILE_VECTORS], offset[PANEL_UNITS][UNIT_MINS ? UNIT_MINS : 1][TILE_VECTORS];
+    u16v q[PANEL_UNITS][UNIT_STEPS][PANEL_VECTORS];
+    f32v scale[PANEL_UNITS][UNIT_SCALES][PANEL_VECTORS], offset[PANEL_UNITS][UNIT_MINS ? UNIT_MINS : 1][PANEL_VECTORS];
 };
 
-INLINE void panel_fill(struct panel *p, const u8 *w, u32 units) {
+/* Vector h of a panel. */
+INLINE void panel_fill(struct panel *p, const u8 *w, u32 units, u32 h) {
+    u32 of = h % TILE_VECTORS;
+    w += h / TILE_VECTORS * TILE_BYTES;
     for (u32 u = 0; u < units; u++) {
         const u8 *block = w + u / BLOCK_UNITS * BLOCK_BYTES;
         u32 unit = u % BLOCK_UNITS;
-        stream_ahead(block + unit * (BLOCK_BYTES / BLOCK_UNITS), BLOCK_BYTES / BLOCK_UNITS);
-        UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) {
-            UNROLL(4) for (unsigned g = 0; g < 4; g++) {
-                u16v q[4];
-                unit_weights(block, unit, g, h, q);
-                UNROLL(4) for (unsigned i = 0; i < 4; i++) p->q[u][4 * g + i][h] = q[i];
-            }
-            UNROLL(2) for (unsigned s = 0; s < UNIT_SCALES; s++) p->scale[u][s][h] = unit_scale(block, unit, s, h);
-#if UNIT_MINS
-            UNROLL(2) for (unsigned s = 0; s < UNIT_MINS; s++) p->offset[u][s][h] = unit_offset(block, unit, s, h);
-#endif
+        if (of == 0) stream_ahead(block + unit * (BLOCK_BYTES / BLOCK_UNITS), BLOCK_BYTES / BLOCK_UNITS);
+        UNROLL(4) for (unsigned g = 0; g < 4; g++) {
+            u16v q[4];
+            unit_vectors(block, unit, g, of, q);
+            UNROLL(4) for (unsigned i = 0; i < GROUP_STEPS; i++) p->q[u][GROUP_STEPS * g + i][h] = q[i];
         }
+        UNROLL(2) for (unsigned s = 0; s < UNIT_SCALES; s++) p->scale[u][s][h] = unit_scale(block, unit, s, of);
+#if UNIT_MINS
+        UNROLL(2) for (unsigned s = 0; s < UNIT_MINS; s++) p->offset[u][s][h] = unit_offset(block, unit, s, of);
+#endif
     }
 }
 
-/* Vectors of a tile whose sums stay in registers together. */
-#define TOGETHER (TILE_VECTORS < 2 ? TILE_VECTORS : 2)
-
-/* n tokens over vectors h .. h + TOGETHER of a part of a unit with one scale. */
-INLINE void part_add(const int n, const struct panel *p, u32 u, unsigned s, u32 h, struct a16_place x, f32v (*acc)[TILE_VECTORS]) {
-    dots sum[TILE_TOKENS][TOGETHER];
-    UNROLL(8) for (int t = 0; t < n; t++)
-        UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++) sum[t][j] = dots_none();
-    UNROLL(2) for (unsigned i = s * 16 / UNIT_SCALES; i < (s + 1) * 16 / UNIT_SCALES; i++) {
-        UNROLL(8) for (int t = 0; t < n; t++) {
-            i16v pair = i16v_pair(x.q + (u64)t * JT_K + 2 * i);
-            UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++) sum[t][j] = dots_add(sum[t][j], (i16v)p->q[u][i][h + j], pair);
+/* n tokens over vectors h .. h + v of a unit, v at most 2 so that all sums stay in registers. */
+INLINE void unit_add(const int n, const u32 v, const struct panel *p, u32 u, u32 h, PLACE x, f32v (*acc)[PANEL_VECTORS]) {
+    f32v scaled[TILE_TOKENS][2];
+    UNROLL(2) for (unsigned s = 0; s < UNIT_SCALES; s++) {
+        dots sum[TILE_TOKENS][2];
+        UNROLL(8) for (int t = 0; t < n; t++)
+            UNROLL(2) for (u32 j = 0; j < v; j++) sum[t][j] = start_at(x, t, s);
+        UNROLL(2) for (unsigned i = s * UNIT_STEPS / UNIT_SCALES; i < (s + 1) * UNIT_STEPS / UNIT_SCALES; i++) {
+            UNROLL(8) for (int t = 0; t < n; t++) {
+                i16v step = step_at(x, t, i);
+                UNROLL(2) for (u32 j = 0; j < v; j++) sum[t][j] = step_add(sum[t][j], p->q[u][i][h + j], step);
+            }
         }
+        UNROLL(8) for (int t = 0; t < n; t++)
+            UNROLL(2) for (u32 j = 0; j < v; j++) scaled[t][j] = scaled_add(s, sum[t][j], p->scale[u][s][h + j], scaled[t][j]);
     }
     UNROLL(8) for (int t = 0; t < n; t++) {
-        float scale = x.scale[(u64)t * UNITS];
-        UNROLL(2) for (unsigned j = 0; j < TOGETHER; j++)
-            acc[t][h + j] = f32v_fma(f32v_from(dots_sum(sum[t][j])), p->scale[u][s][h + j] * scale, acc[t][h + j]);
+        f32v scale = f32v_all(scale_at(x, t));
+        UNROLL(2) for (u32 j = 0; j < v; j++) acc[t][h + j] = f32v_fma(scaled[t][j], scale, acc[t][h + j]);
     }
 }
 
-INLINE void tokens_tile(const int n, const struct panel *p, u32 units, struct a16_place x, f32v (*acc)[TILE_VECTORS]) {
-    for (u32 u = 0; u < units; u++, x.q += 32, x.scale++, x.sum++) {
-        UNROLL(2) for (unsigned s = 0; s < UNIT_SCALES; s++)
-            UNROLL(2) for (u32 h = 0; h < TILE_VECTORS; h += TOGETHER) part_add(n, p, u, s, h, x, acc);
+INLINE void tokens_tile(const int n, const u32 vectors, const struct panel *p, u32 units, PLACE x, f32v (*acc)[PANEL_VECTORS]) {
+    for (u32 u = 0; u < units; u++, x = place_next(x)) {
+        UNROLL(2) for (u32 h = 0; h < vectors; h += 2) unit_add(n, vectors < 2 ? 1 : 2, p, u, h, x, acc);
 #if UNIT_MINS
         UNROLL(2) for (unsigned s = 0; s < UNIT_MINS; s++) {
             UNROLL(8) for (int t = 0; t < n; t++) {
-                struct a16_place row = { x.q + (u64)t * JT_K, x.scale + (u64)t * UNITS, x.sum + (u64)t * UNITS };
-                f32v total = f32v_all(columns_sum(row, s));
-                UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) acc[t][h] = f32v_fma(p->offset[u][s][h], total, acc[t][h]);
+                f32v total = f32v_all(sum_at(x, t, s));
+                UNROLL(4) for (u32 h = 0; h < vectors; h++) acc[t][h] = f32v_fma(p->offset[u][s][h], total, acc[t][h]);
             }
         }
 #endif
     }
 }
 
-INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
+/* `vectors` of rows: those of one tile or of a whole panel. */
+INLINE void panel_run(const u32 vectors, const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
     struct panel p;
-    f32v acc[JT_N][TILE_VECTORS];
+    f32v acc[JT_N][PANEL_VECTORS];
     UNROLL(1) for (u32 t = 0; t < n_tokens; t++)
-        UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) acc[t][h] = f32v_all(0.0f);
+        UNROLL(4) for (u32 h = 0; h < vectors; h++) acc[t][h] = f32v_all(0.0f);
     for (u32 unit = 0; unit < UNITS; unit += PANEL_UNITS, w += PANEL_UNITS / BLOCK_UNITS * BLOCK_BYTES) {
         u32 units = UNITS - unit < PANEL_UNITS ? UNITS - unit : PANEL_UNITS, t = 0;
-        panel_fill(&p, w, units);
+        UNROLL(4) for (u32 h = 0; h < vectors; h++) panel_fill(&p, w, units, h);
         for (; t + TILE_TOKENS <= n_tokens; t += TILE_TOKENS)
-            tokens_tile(TILE_TOKENS, &p, units, a16_place(a, JT_N, JT_K, t, unit), acc + t);
+            tokens_tile(TILE_TOKENS, vectors, &p, units, place_at(a, t, unit), acc + t);
         for (; TILE_TOKENS > 4 && t + 4 <= n_tokens; t += 4)
-            tokens_tile(4, &p, units, a16_place(a, JT_N, JT_K, t, unit), acc + t);
+            tokens_tile(4, vectors, &p, units, place_at(a, t, unit), acc + t);
         for (; TILE_TOKENS > 1 && t < n_tokens; t++)
-            tokens_tile(1, &p, units, a16_place(a, JT_N, JT_K, t, unit), acc + t);
+            tokens_tile(1, vectors, &p, units, place_at(a, t, unit), acc + t);
     }
     UNROLL(1) for (u32 t = 0; t < n_tokens; t++)
-        tile_store(out + (u64)t * JT_M, rows, acc[t]);
+        UNROLL(2) for (u32 h = 0; h < vectors; h += TILE_VECTORS)
+            tile_store(out + (u64)t * JT_M + h * LANES, rows - h * LANES, acc[t] + h);
+}
+
+INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
+    panel_run(TILE_VECTORS, w, a, n_tokens, out, rows);
 }
 
 #endif
@@ -198,6 +243,11 @@ KERNEL {
     const u8 *w = args[1];
     float *out = args[2];
     u32 n_tokens = JT_N == 1 ? 1 : step->n_tokens;
-    for (u32 tile = first; tile < last; tile++)
+    u32 tile = first;
+#if BLOCK_COLS > 1 && JT_N > 1
+    for (; PANEL_TILES > 1 && tile + PANEL_TILES <= last; tile += PANEL_TILES)
+        panel_run(PANEL_VECTORS, w + tile * TILE_BYTES, args[0], n_tokens, out + tile * TILE_ROWS, JT_M - tile * TILE_ROWS);
+#endif
+    for (; tile < last; tile++)
         tile_run(w + tile * TILE_BYTES, args[0], n_tokens, out + tile * TILE_ROWS, JT_M - tile * TILE_ROWS);
 }

@@ -1,9 +1,10 @@
-/* out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * w, as fp32 or A16; an item is a token. With JT_ROW = 1 the one
+/* out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * w, as fp32, A16 or A8; an item is a token. With JT_ROW = 1 the one
  * token is row step->row of x and row 0 of out. With JT_ADD = 1 it is added to what is there, as fp32. Squares are summed in 32 lanes, then in a fixed order.
  */
 #include "plan_step.h"
 #include "simd.h"
 #include "a16.h"
+#include "a8.h"
 
 #ifndef JT_ADD
 #define JT_ADD 0
@@ -32,6 +33,8 @@ KERNEL {
                 y[i] = f32x8_load(x + k + 8 * i) * factor * f32x8_load(w + k + 8 * i);
 #ifdef JT_OUT_A16
             a16_store(a16_place(args[2], JT_N, JT_K, t, k / 32), y);
+#elif defined JT_OUT_A8
+            a8_store(args[2], (u64)t * (JT_K / 32) + k / 32, y);
 #else
             UNROLL(4) for (u32 i = 0; i < 4; i++) {
                 float *out = (float *)args[2] + (u64)t * JT_K + k + 8 * i;

@@ -9,6 +9,7 @@
  * and, for vector h < TILE_VECTORS of the tile's rows,
  *
  *   unit_weights(block, unit, group, h, q)   q of 8 columns: q[i] has columns 2i, 2i + 1
+ *   unit_bytes(block, unit, group, h, q)     the same as bytes, q + UNIT_OFFSET without a sign in the order of tile.h: q[0], q[1]
  *   unit_scale(block, unit, s, h)            the s-th scale of each row
  *   unit_offset(block, unit, s, h)           where UNIT_MINS
  *
@@ -20,7 +21,7 @@
 #define TILE_BYTES ((u64)JT_K / BLOCK_COLS * BLOCK_BYTES)
 
 #define COLUMN INLINE f32v column_weights(const u8 *block, unsigned h UNUSED)
-#define WEIGHTS INLINE void unit_weights(const u8 *block, unsigned unit UNUSED, unsigned group, unsigned h, u16v *q)
+#define CODES INLINE void unit_codes(const u8 *block, unsigned unit UNUSED, unsigned group, unsigned h, int bytes, u16v *q)
 #define SCALE INLINE f32v unit_scale(const u8 *block, unsigned unit UNUSED, unsigned s UNUSED, unsigned h)
 #define OFFSET INLINE f32v unit_offset(const u8 *block, unsigned unit UNUSED, unsigned s UNUSED, unsigned h)
 
@@ -44,9 +45,9 @@ COLUMN { return f32v_from_bf16(block + 2 * LANES * h); }
 #define BLOCK_BYTES 288
 #define UNIT_SCALES 1
 #define UNIT_MINS 0
-WEIGHTS {
-    plane_nibbles(block + 32, group, h, q);
-    UNROLL(4) for (int i = 0; i < 4; i++) q[i] -= 8;
+#define CODE_OFFSET 8
+CODES {
+    plane_nibbles(block + 32, group, h, bytes, q);
 }
 SCALE {
     return f32v_from_f16(block + 2 * LANES * h);
@@ -57,8 +58,9 @@ SCALE {
 #define BLOCK_BYTES 320
 #define UNIT_SCALES 1
 #define UNIT_MINS 1
-WEIGHTS {
-    plane_nibbles(block + 64, group, h, q);
+#define CODE_OFFSET 0
+CODES {
+    plane_nibbles(block + 64, group, h, bytes, q);
 }
 SCALE {
     return f32v_from_f16(block + 2 * LANES * h);
@@ -72,10 +74,10 @@ OFFSET {
 #define BLOCK_BYTES 352
 #define UNIT_SCALES 1
 #define UNIT_MINS 0
-WEIGHTS {
-    plane_nibbles(block + 96, group, h, q);
-    plane_add_bits(block + 32, group, h, 4, q);
-    UNROLL(4) for (int i = 0; i < 4; i++) q[i] -= 16;
+#define CODE_OFFSET 16
+CODES {
+    plane_nibbles(block + 96, group, h, bytes, q);
+    plane_add_bits(block + 32, group, h, 4, bytes, q);
 }
 SCALE {
     return f32v_from_f16(block + 2 * LANES * h);
@@ -86,9 +88,10 @@ SCALE {
 #define BLOCK_BYTES 384
 #define UNIT_SCALES 1
 #define UNIT_MINS 1
-WEIGHTS {
-    plane_nibbles(block + 128, group, h, q);
-    plane_add_bits(block + 64, group, h, 4, q);
+#define CODE_OFFSET 0
+CODES {
+    plane_nibbles(block + 128, group, h, bytes, q);
+    plane_add_bits(block + 64, group, h, 4, bytes, q);
 }
 SCALE {
     return f32v_from_f16(block + 2 * LANES * h);
@@ -102,9 +105,11 @@ OFFSET {
 #define BLOCK_BYTES 544
 #define UNIT_SCALES 1
 #define UNIT_MINS 0
-WEIGHTS {
+#define CODE_OFFSET 128
+CODES {
     UNROLL(4) for (unsigned i = 0; i < 4; i++)
         q[i] = (u16v)i16v_from_i8(block + 32 + 128 * group + 32 * i + 2 * LANES * h);
+    if (bytes) UNROLL(2) for (unsigned i = 0; i < 2; i++) q[i] = (q[i] & 0xff) | q[2 + i] << 8;
 }
 SCALE {
     return f32v_from_f16(block + 2 * LANES * h);
@@ -115,9 +120,10 @@ SCALE {
 #define BLOCK_BYTES 1344
 #define UNIT_SCALES 2
 #define UNIT_MINS 2
-WEIGHTS {
+#define CODE_OFFSET 0
+CODES {
     UNROLL(4) for (int i = 0; i < 4; i++) q[i] = (u16v){ 0 };
-    plane_add_pairs(block + 320 + 128 * unit, group, h, 0, q);
+    plane_add_pairs(block + 320 + 128 * unit, group, h, 0, bytes, q);
 }
 SCALE {
     i32v scale = i32v_from_u8(block + 64 + 32 * unit + 16 * s + LANES * h) & 15;
@@ -133,11 +139,11 @@ OFFSET {
 #define BLOCK_BYTES 1760
 #define UNIT_SCALES 2
 #define UNIT_MINS 0
-WEIGHTS {
+#define CODE_OFFSET 4
+CODES {
     UNROLL(4) for (int i = 0; i < 4; i++) q[i] = (u16v){ 0 };
-    plane_add_pairs(block + 224 + 128 * unit, group, h, 0, q);
-    plane_add_bits(block + 1248 + 64 * unit, group, h, 2, q);
-    UNROLL(4) for (int i = 0; i < 4; i++) q[i] -= 4;
+    plane_add_pairs(block + 224 + 128 * unit, group, h, 0, bytes, q);
+    plane_add_bits(block + 1248 + 64 * unit, group, h, 2, bytes, q);
 }
 SCALE {
     const u8 *six = block + 32 + 24 * unit;
@@ -149,8 +155,9 @@ SCALE {
 #define BLOCK_BYTES 2304
 #define UNIT_SCALES 1
 #define UNIT_MINS 1
-WEIGHTS {
-    plane_nibbles(block + 256 + 256 * unit, group, h, q);
+#define CODE_OFFSET 0
+CODES {
+    plane_nibbles(block + 256 + 256 * unit, group, h, bytes, q);
 }
 SCALE {
     return f32v_from_f16(block + 2 * LANES * h) * f32v_from(six_a(block + 64 + 24 * unit, h));
@@ -164,9 +171,10 @@ OFFSET {
 #define BLOCK_BYTES 2816
 #define UNIT_SCALES 1
 #define UNIT_MINS 1
-WEIGHTS {
-    plane_nibbles(block + 256 + 256 * unit, group, h, q);
-    plane_add_bits(block + 2304 + 64 * unit, group, h, 4, q);
+#define CODE_OFFSET 0
+CODES {
+    plane_nibbles(block + 256 + 256 * unit, group, h, bytes, q);
+    plane_add_bits(block + 2304 + 64 * unit, group, h, 4, bytes, q);
 }
 SCALE {
     return f32v_from_f16(block + 2 * LANES * h) * f32v_from(six_a(block + 64 + 24 * unit, h));
@@ -180,10 +188,10 @@ OFFSET {
 #define BLOCK_BYTES 3360
 #define UNIT_SCALES 2
 #define UNIT_MINS 0
-WEIGHTS {
-    plane_nibbles(block + 288 + 256 * unit, group, h, q);
-    plane_add_pairs(block + 2336 + 128 * unit, group, h, 4, q);
-    UNROLL(4) for (int i = 0; i < 4; i++) q[i] -= 32;
+#define CODE_OFFSET 32
+CODES {
+    plane_nibbles(block + 288 + 256 * unit, group, h, bytes, q);
+    plane_add_pairs(block + 2336 + 128 * unit, group, h, 4, bytes, q);
 }
 SCALE {
     return f32v_from_f16(block + 2 * LANES * h) * f32v_from(i32v_from_i8(block + 32 + 32 * unit + 16 * s + LANES * h));
@@ -194,8 +202,9 @@ SCALE {
 #define BLOCK_BYTES 288
 #define UNIT_SCALES 1
 #define UNIT_MINS 0
-WEIGHTS {
-    plane_values(block + 32, group, h, iq4_values, q);
+#define CODE_OFFSET 128
+CODES {
+    plane_values(block + 32, group, h, iq4_values, bytes, q);
 }
 SCALE {
     return f32v_from_f16(block + 2 * LANES * h);
@@ -206,8 +215,9 @@ SCALE {
 #define BLOCK_BYTES 2176
 #define UNIT_SCALES 1
 #define UNIT_MINS 0
-WEIGHTS {
-    plane_values(block + 128 + 256 * unit, group, h, iq4_values, q);
+#define CODE_OFFSET 128
+CODES {
+    plane_values(block + 128 + 256 * unit, group, h, iq4_values, bytes, q);
 }
 SCALE {
     const u8 *six = block + 32 + 24 * (unit / 2);
@@ -219,10 +229,27 @@ SCALE {
 #define BLOCK_BYTES 272
 #define UNIT_SCALES 1
 #define UNIT_MINS 0
-WEIGHTS {
-    plane_values(block + 16, group, h, mxfp4_values, q);
+#define CODE_OFFSET 128
+CODES {
+    plane_values(block + 16, group, h, mxfp4_values, bytes, q);
 }
 SCALE {
     return f32v_from_e8m0(block + LANES * h);
+}
+#endif
+
+#if BLOCK_COLS > 1
+/* CODE_OFFSET is what codes are above q; 128 stands for codes that are q, with their sign. */
+#define UNIT_OFFSET (CODE_OFFSET ? FOURS_OFFSET(CODE_OFFSET) : 0)
+
+INLINE void unit_weights(const u8 *block, unsigned unit, unsigned group, unsigned h, u16v *q) {
+    unit_codes(block, unit, group, h, 0, q);
+    if (CODE_OFFSET < 128) UNROLL(4) for (int i = 0; i < 4; i++) q[i] -= CODE_OFFSET;
+}
+
+INLINE void unit_bytes(const u8 *block, unsigned unit, unsigned group, unsigned h, u16v *q) {
+    unit_codes(block, unit, group, h, 1, q);
+    if (CODE_OFFSET == 128) UNROLL(2) for (int i = 0; i < 2; i++) q[i] ^= 0x8080;
+    else UNROLL(2) for (int i = 0; i < 2; i++) q[i] = (u16v)((u8v)q[i] + (u8)(UNIT_OFFSET - CODE_OFFSET));
 }
 #endif

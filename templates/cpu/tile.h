@@ -3,7 +3,8 @@
  * AVX-512 with VNNI (64 bytes), AVX2 (32), NEON and anything else (16). Results do not depend on the width.
  *
  * Codes of weights come in 16-bit words, one for each row and for even and odd columns (drawn in compiler/layout.c);
- * plane_* cut them into vectors of pairs: lane 2r + odd is row r, column 2i + odd.
+ * plane_* cut them into vectors of pairs: lane 2r + odd is row r, column 2i + odd. With `bytes` they cut them into two
+ * vectors of fours instead: bytes 4r .. 4r + 3 are columns 0, 4, 1, 5 of row r, then 2, 6, 3, 7 (the order of a8.h).
  */
 #ifndef JT_TILE_H
 #define JT_TILE_H
@@ -128,6 +129,43 @@ INLINE dots dots_add(dots c, i16v a, i16v b) {
 }
 #endif
 
+/* The same for bytes: fours_add adds the four products of a row's codes w, unsigned, and activations a, signed.
+ * Codes of values are those plus an offset, at most 128, which fours_start takes back: `start` is -128 times the sum of
+ * the activations. AVX2's product of bytes saturates where codes pass 127, `wide`; 16-bit products serve there and where
+ * there is none. VNNI's does not, so that all offsets are FOURS_OFFSET there and nothing is left to compute. */
+#if VEC == 64
+#define FOURS_OFFSET(offset) 128
+#else
+#define FOURS_OFFSET(offset) (offset)
+#endif
+INLINE dots fours_start(i32 start, unsigned offset) {
+#if defined __aarch64__
+    dots c = dots_none();
+    if (offset) c.low += (i32x4){ 1, 0, 1, 0 } * (start / (i32)(128 / offset)), c.high += (i32x4){ 1, 0, 1, 0 } * (start / (i32)(128 / offset));
+    return c;
+#else
+    return offset ? start / (i32)(128 / offset) + dots_none() : dots_none();
+#endif
+}
+INLINE dots fours_add(dots c, u16v w, i16v a, int wide) {
+#if VEC == 64 && defined __clang__
+    (void)wide;
+    return __builtin_ia32_vpdpbusd512(c, (i32v)w, (i32v)a);
+#elif VEC == 64
+    (void)wide;
+    return __builtin_ia32_vpdpbusd_v16si(c, (i32v)w, (i32v)a);
+#else
+#if VEC == 32
+    typedef char chars VECTOR_OF(VEC);
+    const i16v one = (i16v){ 0 } + 1;
+    if (!wide) return dots_add(c, (i16v)__builtin_ia32_pmaddubsw256((chars)w, (chars)a), one);
+#endif
+    (void)wide;
+    c = dots_add(c, (i16v)(w & 0xff), (i16v)((u16v)a << 8) >> 8);
+    return dots_add(c, (i16v)(w >> 8), a >> 8);
+#endif
+}
+
 /* Bits [from, from + n) of every word, moved to bit `to`. */
 INLINE u16v field(u16v word, unsigned from, unsigned n, unsigned to) {
     return (from > to ? word >> (from - to) : word << (to - from)) & (u16)(((1u << n) - 1) << to);
@@ -135,18 +173,21 @@ INLINE u16v field(u16v word, unsigned from, unsigned n, unsigned to) {
 
 /* Four vectors of pairs of columns of group `group` of 8 columns, and of vector h of the tile's rows. */
 INLINE u16v plane_word(const u8 *plane, unsigned h) { return *(const u16v_any *)(plane + VEC * h); }
-INLINE void plane_nibbles(const u8 *plane, unsigned group, unsigned h, u16v *q) {
+INLINE void plane_nibbles(const u8 *plane, unsigned group, unsigned h, int bytes, u16v *q) {
     u16v word = plane_word(plane + 64 * group, h);
-    UNROLL(4) for (unsigned i = 0; i < 4; i++) q[i] = field(word, 4 * i, 4, 0);
+    if (bytes) UNROLL(2) for (unsigned i = 0; i < 2; i++) q[i] = word >> 4 * i & 0x0f0f;
+    else UNROLL(4) for (unsigned i = 0; i < 4; i++) q[i] = field(word, 4 * i, 4, 0);
 }
 /* Pairs of bits and single bits, with zeros below: added to what is in q. */
-INLINE void plane_add_pairs(const u8 *plane, unsigned group, unsigned h, unsigned to, u16v *q) {
+INLINE void plane_add_pairs(const u8 *plane, unsigned group, unsigned h, unsigned to, int bytes, u16v *q) {
     u16v word = plane_word(plane + 64 * (group / 2), h);
-    UNROLL(4) for (unsigned i = 0; i < 4; i++) q[i] |= field(word, 8 * (group % 2) + 2 * i, 2, to);
+    UNROLL(4) for (unsigned i = 0; i < 4; i++)
+        q[bytes ? i % 2 : i] |= field(word, 8 * (group % 2) + 2 * i, 2, bytes ? to + i / 2 * 8 : to);
 }
-INLINE void plane_add_bits(const u8 *plane, unsigned group, unsigned h, unsigned to, u16v *q) {
+INLINE void plane_add_bits(const u8 *plane, unsigned group, unsigned h, unsigned to, int bytes, u16v *q) {
     u16v word = plane_word(plane, h);
-    UNROLL(4) for (unsigned i = 0; i < 4; i++) q[i] |= field(word, 4 * group + i, 1, to);
+    UNROLL(4) for (unsigned i = 0; i < 4; i++)
+        q[bytes ? i % 2 : i] |= field(word, 4 * group + i, 1, bytes ? to + i / 2 * 8 : to);
 }
 
 /* Entries of a table of 16 bytes, repeated to a vector's size, for indices below 16. */
@@ -176,15 +217,15 @@ static const i8 iq4_values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 
 static const i8 mxfp4_values[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
 
 /* As plane_nibbles, by a table of signed values: a look-up makes two of them of each word. */
-INLINE void plane_values(const u8 *plane, unsigned group, unsigned h, const i8 *values, u16v *q) {
+INLINE void plane_values(const u8 *plane, unsigned group, unsigned h, const i8 *values, int bytes, u16v *q) {
     typedef i8 sixteen VECTOR_OF(16) UNALIGNED;
     union { sixteen part[VEC / 16]; u8v whole; } table;
     for (unsigned i = 0; i < VEC / 16; i++) table.part[i] = *(const sixteen *)values;
     u16v word = plane_word(plane + 64 * group, h);
     UNROLL(2) for (unsigned i = 0; i < 2; i++) {
         u16v entries = (u16v)table_look_up(table.whole, (u8v)(word >> 4 * i & 0x0f0f));
-        q[i] = (u16v)((i16v)(entries << 8) >> 8);
-        q[2 + i] = (u16v)((i16v)entries >> 8);
+        q[i] = bytes ? entries : (u16v)((i16v)(entries << 8) >> 8);
+        if (!bytes) q[2 + i] = (u16v)((i16v)entries >> 8);
     }
 }
 
