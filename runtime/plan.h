@@ -19,7 +19,7 @@
 /* A byte above 127 (7-bit transfer), CR LF and a lone LF (text mode), Ctrl-Z (DOS type): as PNG. */
 #define PLAN_MAGIC "\x89JLM\r\n\x1a\n"
 enum {
-    PLAN_VERSION = 2,
+    PLAN_VERSION = 3,
     PLAN_HEADER_BYTES = 4096,
     PLAN_WEIGHT_ALIGN = 4096,  /* of a piece, so that a piece can be mapped or read with O_DIRECT */
     PLAN_SECTION_ALIGN = 64,   /* of a section within the tail */

@@ -5,13 +5,13 @@ include "orin_standin"
 target {
     name = "h200_8sm",
     dram_gbps = 1237,     -- measured, read only
-    dram_share = 1,
+    dram_share = 0.71,
     cache_share = 0.6,    -- estimated
     peak_gflops = 60000,  -- eight of 132 of the data sheet's 989 TFLOPS
-    -- Fitted to docs/benchmarks.md: seven models in decode and prompts of 33.
-    gweights = 425,
-    gflops = 15850,
-    barrier_us = 4.6,     -- the smallest node of a graph takes 1.0; the rest is what small launches leave of eight SMs
-    barrier_token_us = 0.125,
+    -- Fitted to docs/benchmarks.md: eight models in decode and prompts of 33.
+    gweights = 457,
+    gflops = 14170,
+    barrier_us = 2.38,    -- the smallest node of a graph takes 1.0; the rest is what small launches leave of eight SMs
+    barrier_token_us = 0.14,
     load_gbps = 0,
 }

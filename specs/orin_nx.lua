@@ -7,8 +7,9 @@ target {
     dram_gbps = 102.4,    -- data sheet: 128-bit LPDDR5 at 6400 MT/s
     peak_gflops = 19200,  -- 512 flops a clock and scheduler, 32 schedulers at 1.173 GHz, the Super mode's
     -- As in orin_nano.lua, at 1.173 GHz.
-    gweights = 207,
-    gflops = 6200,
-    barrier_us = 1.7,
+    gweights = 271,
+    gflops = 8390,
+    barrier_us = 4,
+    barrier_token_us = 0.236,
     memory_gib = 15.3,    -- MemTotal under JetPack 6: 16 GB without what firmware and display keep
 }

@@ -12,9 +12,10 @@ target {
     peak_gflops = 258000, -- data sheet: 2,070 TFLOPS of sparse fp4, an eighth of it for dense fp16
     -- Estimated, as none was measured yet: eight SMs of an H200 at 1.98 GHz (h200_8sm.lua), by SMs and the data sheet's
     -- 1.57 GHz; the shares of bandwidth are orin_nano.lua's.
-    gweights = 690,
-    gflops = 20800,
-    barrier_us = 1.5,
+    gweights = 906,
+    gflops = 28100,
+    barrier_us = 3,
+    barrier_token_us = 0.071,
     dram_share = 0.83,
     cache_share = 0.6,
     load_gbps = 6,        -- estimated: the developer kit's SSD on PCIe
