@@ -13,12 +13,12 @@ target {
     dram_share = 0.83,
     cache_share = 0.6,    -- estimated
     peak_gflops = 16700,  -- data sheet: mma.sync at 512 flops a clock and scheduler, 32 schedulers at 1.02 GHz
-    -- Measured on eight SMs of an H200 (h200_8sm.lua), times 1.02 over 1.98 GHz: 457 Gweights/s, 14.17 TFLOPS, and
-    -- 2.38 us a launch and 0.14 for each token of it.
+    -- Measured on eight SMs of an H200 (h200_8sm.lua), times 1.02 over 1.98 GHz: 457 Gweights/s, 14.9 TFLOPS, and
+    -- 2.24 us a launch and 0.129 for each token of it.
     gweights = 235,
-    gflops = 7300,
-    barrier_us = 4.6,
-    barrier_token_us = 0.272,
+    gflops = 7680,
+    barrier_us = 4.35,
+    barrier_token_us = 0.25,
     load_gbps = 3,        -- estimated: an SSD on the developer kit's M.2 slot, PCIe 3.0 x4, which moves 3.9 at most
     memory_gib = 7.4,     -- MemTotal under JetPack 6: 8 GB without what firmware and display keep
     cuda = "12.6",        -- JetPack 6.1 and 6.2

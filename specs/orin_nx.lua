@@ -8,8 +8,8 @@ target {
     peak_gflops = 19200,  -- 512 flops a clock and scheduler, 32 schedulers at 1.173 GHz, the Super mode's
     -- As in orin_nano.lua, at 1.173 GHz.
     gweights = 271,
-    gflops = 8390,
-    barrier_us = 4,
-    barrier_token_us = 0.236,
+    gflops = 8830,
+    barrier_us = 3.8,
+    barrier_token_us = 0.218,
     memory_gib = 15.3,    -- MemTotal under JetPack 6: 16 GB without what firmware and display keep
 }

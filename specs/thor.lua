@@ -13,9 +13,9 @@ target {
     -- Estimated, as none was measured yet: eight SMs of an H200 at 1.98 GHz (h200_8sm.lua), by SMs and the data sheet's
     -- 1.57 GHz; the shares of bandwidth are orin_nano.lua's.
     gweights = 906,
-    gflops = 28100,
-    barrier_us = 3,
-    barrier_token_us = 0.071,
+    gflops = 29500,
+    barrier_us = 2.8,
+    barrier_token_us = 0.065,
     dram_share = 0.83,
     cache_share = 0.6,
     load_gbps = 6,        -- estimated: the developer kit's SSD on PCIe

@@ -86,8 +86,9 @@ template "rope_store_bias" {
     args = { "q", "k", "v", "table", "q_bias", "k_bias", "v_bias", "kcache", "vcache" },
     keys = { "n", "n_head", "n_head_kv", "head_dim", "rope_dim", "neox", "qk_norm", "bias", "eps", "kv", "ctx" },
 }
+-- Many SMs have few blocks each and want more warps of them; few have enough.
 local attention_params = {
-    { name = "warps", shape = true, values = { 1, 2, 4, 8 }, default = 8,
+    { name = "warps", shape = true, values = { 1, 2, 4, 8 }, default = target.sms >= 64 and 8 or 4,
       doc = "warps that share the positions of a split (fixes the order of sums)" },
 }
 template "attention" {      -- all of it, where head_dim is a multiple of 32
