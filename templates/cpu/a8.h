@@ -35,7 +35,7 @@ INLINE void a8_store(void *base, u64 block, const f32x8 *x) {
         q = __builtin_shufflevector(q, q, 0, 4, 1, 5, 2, 6, 3, 7);
         *(i8x8_any *)(to->q + 8 * i) = __builtin_convertvector(q, i8x8_any);
     }
-    i32 first = i32x8_sum(sum[0]), second = i32x8_sum(sum[1]), whole = first + second;
+    i32 first = finite ? i32x8_sum(sum[0]) : 0, second = finite ? i32x8_sum(sum[1]) : 0, whole = first + second;   /* else bits of NaNs */
     to->scale = scale;
     to->sum[0] = scale * (float)whole, to->sum[1] = scale * (float)first, to->sum[2] = scale * (float)second;
     to->start[0] = -128 * whole, to->start[1] = -128 * first, to->start[2] = -128 * second;

@@ -57,7 +57,9 @@ INLINE void scores(const u32 n, struct heads x, const cache_item *k, u32 lo, u32
     const float factor = (float)(1.0 / __builtin_sqrt((double)JT_HEAD_DIM));
     const u32 rows = n == 1 ? 8 : 4;
     for (u32 i = lo; i < hi; i += rows) {
-        f32x8 dot[HEADS_AT_ONCE][8] = { { { 0 } } };
+        f32x8 dot[HEADS_AT_ONCE][8];
+        UNROLL(3) for (u32 h = 0; h < n; h++)          /* an initializer would be a call of memset, which a kernel has not */
+            UNROLL(8) for (u32 j = 0; j < rows; j++) dot[h][j] = f32x8_all(0.0f);
         const cache_item *row[8];
         UNROLL(8) for (u32 j = 0; j < rows; j++) {
             row[j] = k + (i + j < end ? i + j : end - 1) * CACHE_COLS;
