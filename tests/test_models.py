@@ -258,13 +258,14 @@ class Shapes(Models):
         self.one("--arch", "qwen3", flags=("--set", "buckets=8", "--set", "memory.kv=f16"), bound=5e-3)
 
     def test_portable_code(self):
-        """Kernels without vector instructions: the same values."""
+        """Kernels without vector instructions, and without fused multiply-adds: the same values but for what rounding to 16 bits makes
+        of a last bit, which is as much as either is off."""
         flags = ("--set", "buckets=8", "--set", "target.arch=portable")
         for family in ("llama", "qwen2", "gemma3"):
             gguf = product.model("--arch", family, "--embd", 256, "--ffn", 256, *MIX)
             ids, whole = self.agree(gguf, product.plan(gguf, *flags), (1, 9))
             fast = product.logits(product.plan(gguf, "--set", "buckets=8"), ids)
-            self.assertLess(oracle.relative_errors(whole, fast).max(), 1e-4)
+            self.assertLess(oracle.relative_errors(whole, fast).max(), 2.5e-4)
 
 
 class Watched(oracle.Model):
