@@ -157,8 +157,11 @@ static bool search_units(struct retune *r) {
     struct tuner *t = &r->tuner;
     bool *chosen = arena_array(r->a, t->all.n_units, sizeof *chosen), *done = arena_array(r->a, t->all.n_groups, sizeof *done);
     bool ok = tuner_begin(t);
-    t->n_planned = t->n_later = 0;
-    for (unsigned i = 0; i < r->n_units; i++) chosen[r->units[i]] = true;
+    for (unsigned i = 0; i < r->n_units; i++) chosen[r->units[i]] = done[t->all.units[r->units[i]].group] = true;
+    for (uint32_t i = 0; i < t->all.n_units && ok; i++)     /* nobody searches the other groups */
+        if (!done[t->all.units[i].group]) t->n_later -= t->results[i].n_first, t->results[i].n_first = 0;
+    t->n_planned = t->n_later;
+    memset(done, 0, t->all.n_groups * sizeof *done);
     for (unsigned i = 0; i < r->n_units && ok; i++) {
         unsigned group = t->all.units[r->units[i]].group;
         if (!done[group]) ok = tuner_group(t, group, chosen, r->units[i]);

@@ -163,7 +163,7 @@ bool toolchain_try(const struct toolchain *t, struct program *p, const char **fa
         if (b.dir) rmdir(b.dir);
         if (!ran) return false;
         if (base_interrupted) {
-            diag_error(d, "interrupted", NULL, "interrupted; nothing was written");
+            diag_error(d, "interrupted", NULL, "interrupted");
             return false;
         }
     }

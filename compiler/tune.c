@@ -231,6 +231,7 @@ static int tune_subject(struct subject *s, const struct tune_options *o, FILE *o
     int rc = search_all(&t);
     close(t.fd);
     if (!rc) report(&t, file, o, out);
+    else if (base_interrupted) diag_note(d, "what was measured is in %s; --continue goes on from there", file);
     return rc;
 }
 

@@ -15,7 +15,7 @@
 const char *const tune_search_names[TUNE_MIXED + 1] = {"fast", "full", "mixed"};
 
 enum { ROUNDS = 7, ROUNDS_CONFIRM = 21, BATCH_MAX = 64, PASSES_MAX = 4, AXES_MAX = CONTRACT_PARAMS_MAX, COMBINED_FAST = 16, COMBINED_MIXED = 64,
-       PROMISES_MAX = 5, AHEAD_A_CORE = 32 };
+       PROMISES_MAX = 5, AHEAD_A_CORE = 32, AHEAD_IN_TIME = 8 };
 #define PROMISING 1.1     /* a value that alone takes more than this times what holds is not combined with others */
 #define HOPELESS 1.15     /* times what the spec chooses, after two runs: not worth more of them */
 
@@ -574,7 +574,7 @@ static unsigned ahead_list(struct stage *s, const struct tune_unit *u, struct ah
 
 static bool compile_ahead(struct stage *stages, unsigned n_stages) {
     struct tuner *t = stages->t;
-    unsigned room = 0, n = 0, most = AHEAD_A_CORE * (unsigned)base_cores();
+    unsigned room = 0, n = 0, most = (t->deadline > 0 ? AHEAD_IN_TIME : AHEAD_A_CORE) * (unsigned)base_cores();
     struct arena a = {0};
     for (unsigned i = 0; i < n_stages; i++)
         if (stages[i].active) room += stages[i].n_trials * stages[i].n_units;

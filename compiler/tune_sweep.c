@@ -46,7 +46,8 @@ bool tune_sweep_parse(struct tune_sweep *s, const char *text, const struct progr
     const struct contract_param *param = t ? find_param(t, s->param) : NULL;
     if (!param) return refuse_sweep(d, text, "there is no such parameter; jllmc knobs lists them");
     s->values = arena_array(a, param->n_values, sizeof *s->values);
-    return read_values(s, from, end, param) || refuse_sweep(d, text, "these are not values of the parameter; jllmc knobs lists them");
+    return read_values(s, from, end, param) || refuse_sweep(d, text, arena_printf(a, "values stand in brackets, as in [1|2], and are some of those that jllmc knobs lists for %s.%s",
+                                                                              s->template_name, s->param));
 }
 
 const struct tune_sweep *tune_sweep_find(const struct tuner *t, const char *template_name, const char *param) {

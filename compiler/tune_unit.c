@@ -131,7 +131,8 @@ const char *tune_unit_name(const struct tune_unit *u, struct arena *a) {
     if (quant) text = arena_printf(a, "%s %s", text, quant->string);
     if (m && k) text = arena_printf(a, "%s %" PRId64 "x%" PRId64, text, m->integer, k->integer);
     else if (m || k) text = arena_printf(a, "%s %" PRId64, text, (m ? m : k)->integer);
-    return arena_printf(a, "%s n=%u", text, u->n);
+    const struct spec_value *residual = key_of(u, "residual");
+    return arena_printf(a, "%s n=%u%s", text, u->n, residual && residual->integer ? " residual" : "");
 }
 
 unsigned tune_fields(const struct contract_template *t, const int64_t *values, enum tune_which which, struct spec_field *out) {

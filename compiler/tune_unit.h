@@ -32,7 +32,7 @@ struct tune_units {
 
 /* The units of a model. False: diagnostics. */
 bool tune_units_find(struct tune_units *u, const struct model *m, const struct spec *s, struct arena *a, struct diag *d);
-/* "matmul q4_1 576x576 n=8" */
+/* "matmul q4_1 576x576 n=8", " residual" where the product is added to what is there */
 const char *tune_unit_name(const struct tune_unit *u, struct arena *a);
 /* Parameters as the fields of a row: those that fix the order of sums (shape), those that do not, or all. */
 enum tune_which { TUNE_SHAPE, TUNE_KERNEL, TUNE_ALL };
