@@ -46,7 +46,7 @@ bool tune_sweep_parse(struct tune_sweep *s, const char *text, const struct progr
     const struct contract_param *param = t ? find_param(t, s->param) : NULL;
     if (!param) return refuse_sweep(d, text, "there is no such parameter; jllmc knobs lists them");
     s->values = arena_array(a, param->n_values, sizeof *s->values);
-    return read_values(s, from, end, param) || refuse_sweep(d, text, arena_printf(a, "values stand in brackets, as in [1|2], and are some of those that jllmc knobs lists for %s.%s",
+    return read_values(s, from, end, param) || refuse_sweep(d, text, arena_printf(a, "these are not values of the parameter: they stand in brackets, as in [1|2], and jllmc knobs lists those of %s.%s",
                                                                               s->template_name, s->param));
 }
 
