@@ -27,8 +27,13 @@ bool pack_append(int fd, const struct plan_view *v, const struct buffer *tail) {
     uint64_t at = u64_round_up((uint64_t)st.st_size, PLAN_WEIGHT_ALIGN);
     emit_slot(&slot, v->slot->generation + 1, at, tail);
     /* The slot counts only when all of the tail is on disk. */
-    return file_put_at(fd, tail->data, tail->bytes, at) && !fsync(fd) &&
-           file_put_at(fd, &slot, sizeof slot, offsetof(struct plan_header, slot) + other * sizeof slot) && !fsync(fd);
+    if (!file_put_at(fd, tail->data, tail->bytes, at) || fsync(fd)) {
+        int why = errno;
+        (void)!ftruncate(fd, st.st_size);      /* what did not fit; if it stays it is in nobody's way */
+        errno = why;
+        return false;
+    }
+    return file_put_at(fd, &slot, sizeof slot, offsetof(struct plan_header, slot) + other * sizeof slot) && !fsync(fd);
 }
 
 bool pack_revert(int fd, const struct plan_view *v) {

@@ -34,6 +34,7 @@ struct retune {
     struct spec spec;             /* with what was found */
     struct program program;
     struct buffer origin_section;
+    bool appended;                /* the plan's new tail is in use, until it proves slower, or a user stops */
     double *before_us, *predicted_us, *after_us;   /* [n_phases]; after_us: 0 where nothing changed */
     double *gain_us;              /* [n_kernels]: what the search says a launch gains */
 };
@@ -248,20 +249,22 @@ static bool time_plans(const struct retune *r, struct timed *const *plans, unsig
     bool ok = true;
     for (unsigned round = 0; round < rounds; round++)
         for (uint32_t i = 0; i < r->view.n_phases; i++)
-            for (unsigned k = 0; k < n && ok; k++) {
+            for (unsigned k = 0; k < n && ok && !base_interrupted; k++) {
                 const struct plan_phase *p = &r->view.phases[i];
                 unsigned who = (k + round) % n;      /* who comes second has no advantage over all */
                 if (!(only && !only[i]) && p->n_tokens <= r->view.info->ctx_max)   /* no larger pass is ever full */
                     ok = time_phase(plans[who], p, &times[(who * r->view.n_phases + i) * rounds + round], &a, &e);
             }
-    for (unsigned k = 0; k < n && ok; k++)
+    for (unsigned k = 0; k < n && ok && !base_interrupted; k++)
         for (uint32_t i = 0; i < r->view.n_phases; i++) {
             double *x = &times[(k * r->view.n_phases + i) * rounds];
             qsort(x, rounds, sizeof *x, compare_doubles);
             if (!only || only[i]) plans[k]->us[i] = x[rounds / 4];
         }
     arena_free(&a);
-    return ok || time_failed(r, &e);
+    if (!base_interrupted) return ok || time_failed(r, &e);
+    diag_error(r->d, "interrupted", NULL, "interrupted; the plan is as it was");
+    return false;
 }
 
 static void sum_gains(struct retune *r) {
@@ -441,7 +444,9 @@ static bool compare(struct retune *r, int fd) {
     if (ok) predict(r);
     if (ok && !is_cpu) ok = time_plans(r, both, 1, only, ROUNDS_COMPARE);
     if (!is_cpu) time_close(&old);
-    ok = ok && change_plan(r, fd) && time_open(r, &new, r->after_us);
+    ok = ok && change_plan(r, fd);
+    r->appended = ok;
+    ok = ok && time_open(r, &new, r->after_us);
     if (ok) {
         ok = time_plans(r, is_cpu ? both : just_new, is_cpu ? 2 : 1, only, ROUNDS_COMPARE);
         predict(r);
@@ -473,12 +478,11 @@ static bool retune_open_plan(struct retune *r, int fd, FILE *out) {
     if (!ok) return false;
     unsigned n_changed = spec_with_results(r);
     sum_gains(r);
-    if (n_changed && !compare(r, fd)) return false;
-    bool kept = n_changed && (t->replays || !is_slower(r));
-    if (n_changed && !kept && !pack_revert(fd, &r->view))
+    bool ran = !n_changed || compare(r, fd), kept = n_changed && ran && (t->replays || !is_slower(r));
+    if (r->appended && !kept && !pack_revert(fd, &r->view))
         return diag_error(r->d, "output", r->o->plan, "cannot put the old kernels to use again: %s", strerror(errno)), false;
-    report(r, n_changed, kept, out);
-    return true;
+    if (ran) report(r, n_changed, kept, out);
+    return ran;
 }
 
 int retune_run(const struct retune_options *o, FILE *out, struct arena *a, struct diag *d) {

@@ -72,9 +72,20 @@ static const char *default_file(const struct subject *s, struct arena *a) {
     return arena_printf(a, "%s/%s.jsonl", dir, stem(file, a));
 }
 
+static bool begins_a_row(const char *text, size_t bytes) {
+    static const char row[] = "{\"row\"";
+    return !memcmp(text, row, bytes < sizeof row - 1 ? bytes : sizeof row - 1);
+}
+
 int tune_file_open(const char *path, struct tuned_row **rows, unsigned *n, struct arena *a, struct diag *d) {
     size_t bytes, whole;
-    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    struct stat st;
+    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
+    if (fd >= 0 && (fstat(fd, &st) || !S_ISREG(st.st_mode))) {
+        diag_error(d, "tuned", path, "this is no file that rows can be kept in");
+        close(fd);
+        return -3;
+    }
     if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB)) {
         diag_error(d, "tuned", path, "another jllmc writes to this file");
         close(fd);
@@ -84,8 +95,11 @@ int tune_file_open(const char *path, struct tuned_row **rows, unsigned *n, struc
     int rc = 3;
     if (!text) diag_error(d, "tuned", path, "cannot write this file: %s", strerror(errno));
     else if (tuned_parse(path, text, bytes, rows, n, &whole, a, d)) {
-        if (whole == bytes || !ftruncate(fd, (off_t)whole)) return fd;   /* what a killed tune left of a row */
-        diag_error(d, "tuned", path, "cannot write this file: %s", strerror(errno));
+        if (!begins_a_row(text + whole, bytes - whole)) {
+            diag_error(d, "tuned", path, "this file has something else than rows of tuning results");
+            rc = 1;
+        } else if (whole == bytes || !ftruncate(fd, (off_t)whole)) return fd;   /* what a killed tune left of a row */
+        else diag_error(d, "tuned", path, "cannot write this file: %s", strerror(errno));
     } else rc = 1;
     if (fd >= 0) close(fd);
     return -rc;

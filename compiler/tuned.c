@@ -64,6 +64,8 @@ static bool read_row(json_t *json, struct spec_place at, struct tuned_row *r, st
     if (!read_fields(json_object_get(json, "set"), at, &r->set, &r->n_set, a) || !r->n_set) return false;
     for (unsigned i = 0; i < r->n_set; i++)
         if (r->set[i].value.type != SPEC_INTEGER) return false;
+    for (unsigned i = 0; i < r->n_key; i++)
+        if (!strncmp(r->key[i].key, "quant", 5) != (r->key[i].value.type == SPEC_STRING)) return false;
     return *r->template_name && *r->hash;
 }
 

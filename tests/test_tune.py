@@ -200,11 +200,23 @@ class Tune(Case):
         self.select()
         self.ok(self.tune("--continue"))
         self.assertEqual(len(choices(self.file)), len(self.select()[0]))
+        product.write(self.file, whole.replace(b'"quant":"q8_0"', b'"quant":5', 1))
+        self.refused(self.tune(asan=True), 1, r"own\.jsonl:1: this is not a row")
         product.write(self.file, whole + b"{}\n")
         n = whole.count(b"\n") + 1
         self.refused(self.tune(asan=True), 1, rf"own\.jsonl:{n}: this is not a row")
         r = product.run("jllmc", "compile", self.model, "--spec", self.spec, "-o", product.path("tune/x.plan"), asan=True)
         self.refused(r, 1, rf"own\.jsonl:{n}: this is not a row")
+
+    def test_files_that_hold_no_rows(self):
+        """Nothing of a user's is lost, and nothing is waited for."""
+        notes = product.write(f"{self.home}/notes.txt", b"my only notes")
+        self.refused(self.tune("--tuned", notes, asan=True), 1, "something else than rows")
+        self.assertEqual(product.read(notes), b"my only notes")
+        pipe = f"{self.home}/pipe"
+        os.mkfifo(pipe)
+        for path in (pipe, "/dev/full", self.home):
+            self.refused(self.tune("--tuned", path, asan=True), 3, "no file that rows can be kept in|Is a directory")
 
     def test_usage(self):
         for flags, what in ((("--search", "slow"), "fast, mixed or full"), (("--timeout", "-1"), "seconds"), (("--top", "0"), "--top")):
@@ -361,7 +373,7 @@ KILLER = rb"""
 #include <string.h>
 #include <sys/types.h>
 #include <unistd.h>
-/* SIGKILL at the Nth write to, or sync of, $KILL_FILE; with $KILL_HALF a write is two. */
+/* SIGKILL, or $KILL_SIGNAL, at the Nth write to, or sync of, $KILL_FILE; with $KILL_HALF a write is two. */
 static int counts(int fd) {
     static int n;
     char link[64], path[4096];
@@ -371,7 +383,7 @@ static int counts(int fd) {
     if (!at || !of || bytes < 0) return 0;
     path[bytes] = 0;
     if (strcmp(path, of)) return 0;
-    if (++n == atoi(at)) raise(SIGKILL);
+    if (++n == atoi(at)) raise(getenv("KILL_SIGNAL") ? atoi(getenv("KILL_SIGNAL")) : SIGKILL);
     return 1;
 }
 static ssize_t write_parts(int fd, const void *p, size_t n, off64_t o) {
@@ -550,6 +562,13 @@ class Retune(Case):
                 self.fail("it never ends")
         self.assertEqual(seen, {1, 2})
         self.assertGreaterEqual(moments, 8)
+
+    def test_stopped_while_passes_are_compared(self):
+        """Between the new tail and the verdict about it an interrupt puts the old one back."""
+        r = self.retune(self.profile(self.kernels[:1]), LD_PRELOAD=self.shim(), KILL_AT=4, KILL_FILE=os.path.realpath(self.plan), KILL_SIGNAL=2)
+        self.refused(r, 130, "interrupted; the plan is as it was")
+        self.assertEqual(self.inspect()["plan"]["generation"], 1)
+        self.same_bytes(product.read(self.plan)[:len(self.old)], self.old)
 
     def test_pack(self):
         self.ok(product.run("jllmc", "pack", self.plan, asan=True))
