@@ -366,7 +366,9 @@ static void add_memory(struct tail *t, const struct program *p) {
     }
 }
 
+/* Sections that every plan has, also one without tests. */
 static void add_tests(struct tail *t, const struct selftest *s) {
+    t->stride[PLAN_TESTS] = sizeof *s->tests, t->stride[PLAN_TEST_INPUTS] = sizeof *s->inputs, t->stride[PLAN_TEST_VALUES] = sizeof *s->values;
     for (unsigned i = 0; i < s->n_tests; i++) ADD(t, PLAN_TESTS, s->tests[i]);
     for (unsigned i = 0; i < s->n_inputs; i++) ADD(t, PLAN_TEST_INPUTS, s->inputs[i]);
     for (unsigned i = 0; i < s->n_values; i++) ADD(t, PLAN_TEST_VALUES, s->values[i]);
@@ -386,13 +388,13 @@ static void add_blob(struct tail *t, enum plan_section_kind kind, const struct b
 /* Directory, then sections, into one buffer. */
 static void tail_assemble(struct tail *t, struct buffer *out) {
     struct plan_tail head = {0};
-    for (unsigned kind = 1; kind < PLAN_SECTION_KINDS; kind++) head.n_sections += t->section[kind].bytes > 0;
+    for (unsigned kind = 1; kind < PLAN_SECTION_KINDS; kind++) head.n_sections += t->section[kind].bytes > 0 || t->stride[kind];
     buffer_append(out, &head, sizeof head);
     size_t directory = out->bytes;
     buffer_append(out, NULL, head.n_sections * sizeof(struct plan_section));
     for (unsigned kind = 1; kind < PLAN_SECTION_KINDS; kind++) {
         const struct buffer *b = &t->section[kind];
-        if (!b->bytes) continue;
+        if (!b->bytes && !t->stride[kind]) continue;
         buffer_align(out, PLAN_SECTION_ALIGN);
         struct plan_section s = {.kind = kind, .offset = out->bytes, .bytes = b->bytes, .stride = t->stride[kind]};
         s.flags = kind == PLAN_CHAT || kind == PLAN_FORECAST || kind == PLAN_ORIGIN ? PLAN_SECTION_OPTIONAL : 0;

@@ -18,9 +18,10 @@
 #include "memory.h"
 #include "origin.h"
 #include "pack.h"
+#include "passes.h"
 #include "sheet.h"
 
-enum { ROUNDS = 5, ROUNDS_COMPARE = 21, PROFILE_VERSION = 1 };
+enum { ROUNDS = 5, PROFILE_VERSION = 1 };
 
 struct retune {
     const struct retune_options *o;
@@ -172,99 +173,33 @@ static bool search_units(struct retune *r) {
     return ok;
 }
 
-static bool is_listed(const struct spec_entry *entries, unsigned n, const struct spec_entry *e) {
-    for (unsigned i = 0; i < n; i++)
-        if (entries[i].shape == e->shape && !strcmp(entries[i].template_name, e->template_name) &&
-            tuned_same_fields(entries[i].match, entries[i].n_match, e->match, e->n_match))
-            return true;
-    return false;
-}
-
 /* What was found, nearer than all that the plan's spec says. How many units changed. */
 static unsigned spec_with_results(struct retune *r) {
-    const struct tuner *t = &r->tuner;
-    struct spec *s = &r->spec;
+    struct tuner *t = &r->tuner;
+    int64_t **values = arena_array(r->a, t->all.n_units, sizeof *values);
     unsigned n_changed = 0;
-    *s = *t->all.spec;
-    s->entries = arena_array(r->a, s->n_entries + 2u * t->all.n_units, sizeof *s->entries);
-    if (s->n_entries) memcpy(s->entries, t->all.spec->entries, s->n_entries * sizeof *s->entries);
-    unsigned first = s->n_entries;
-    for (unsigned i = 0; i < first; i++)
-        if (!spec_is_override(&s->entries[i])) s->entries[i].rank++;
-    for (uint32_t i = 0; i < t->all.n_units; i++) {
-        struct tuned_row rows[2];
-        if (!tuner_changed(&r->tuner, i)) continue;
-        n_changed++;
-        for (unsigned j = 0, n = tuner_choices(t, i, rows); j < n; j++) {
-            struct spec_entry e = {.shape = rows[j].shape, .template_name = rows[j].template_name, .match = rows[j].key, .n_match = rows[j].n_key,
-                                   .set = rows[j].set, .n_set = rows[j].n_set, .place = {.file = "retune"}};
-            for (unsigned k = 0; k < e.n_set; k++) e.set[k].value.place = e.place;
-            if (!is_listed(s->entries + first, s->n_entries - first, &e)) s->entries[s->n_entries++] = e;
-        }
-    }
+    for (uint32_t i = 0; i < t->all.n_units; i++)
+        if (tuner_changed(t, i)) values[i] = t->results[i].best, n_changed++;
+    tuner_spec(t, values, "retune", &r->spec);
     return n_changed;
 }
 
 /* --- times ----------------------------------------------------------------------------------------- */
 
-static int compare_doubles(const void *a, const void *b) {
-    const double *x = a, *y = b;
-    return (*x > *y) - (*x < *y);
-}
-
-struct timed { struct jllm_plan *plan; struct jllm_session *session; double *us; };
-
-static void time_close(struct timed *t) {
-    jllm_session_free(t->session);
-    jllm_close(t->plan);
-    t->session = NULL, t->plan = NULL;
-}
-
 static bool time_failed(const struct retune *r, const struct jllm_error *e) {
-    diag_error(r->d, "retune-device", NULL, "%s", e->text);
+    if (base_interrupted) diag_error(r->d, "interrupted", NULL, "interrupted; the plan is as it was");
+    else diag_error(r->d, "retune-device", NULL, "%s", e->text);
     return false;
 }
 
-/* us[n_phases] is where times go. */
-static bool time_open(const struct retune *r, struct timed *t, double *us) {
+static bool time_open(const struct retune *r, struct passes *p, double *us) {
     struct jllm_error e;
-    struct jllm_options o = {.n_threads = base_cores()};
-    *t = (struct timed){.plan = jllm_open(r->o->plan, &o, &e), .us = us};
-    t->session = t->plan ? jllm_session_new(t->plan, &e) : NULL;
-    return t->session || time_failed(r, &e);
+    return passes_open(p, r->o->plan, us, &e) || time_failed(r, &e);
 }
 
-static bool time_phase(const struct timed *t, const struct plan_phase *p, double *us, struct arena *a, struct jllm_error *e) {
-    uint32_t *list = arena_array(a, p->n_launches, sizeof *list);
-    for (uint32_t j = 0; j < p->n_launches; j++) list[j] = p->first_launch + j;
-    return jllm_time(t->session, list, p->n_launches, true, 1, us, e);
-}
-
-/* Phases that `only` is not false for, round after round and plan by plan, so that drift hits all alike; what disturbs a run makes it
- * longer, so the lower quartile counts. At most two plans. */
-static bool time_plans(const struct retune *r, struct timed *const *plans, unsigned n, const bool *only, unsigned rounds) {
-    struct arena a = {0};
+static bool time_plans(const struct retune *r, struct passes *const *plans, unsigned n, const bool *only, unsigned rounds) {
     struct jllm_error e;
-    double *times = arena_array(&a, (size_t)n * r->view.n_phases * rounds, sizeof *times);
-    bool ok = true;
-    for (unsigned round = 0; round < rounds; round++)
-        for (uint32_t i = 0; i < r->view.n_phases; i++)
-            for (unsigned k = 0; k < n && ok && !base_interrupted; k++) {
-                const struct plan_phase *p = &r->view.phases[i];
-                unsigned who = (k + round) % n;      /* who comes second has no advantage over all */
-                if (!(only && !only[i]) && p->n_tokens <= r->view.info->ctx_max)   /* no larger pass is ever full */
-                    ok = time_phase(plans[who], p, &times[(who * r->view.n_phases + i) * rounds + round], &a, &e);
-            }
-    for (unsigned k = 0; k < n && ok && !base_interrupted; k++)
-        for (uint32_t i = 0; i < r->view.n_phases; i++) {
-            double *x = &times[(k * r->view.n_phases + i) * rounds];
-            qsort(x, rounds, sizeof *x, compare_doubles);
-            if (!only || only[i]) plans[k]->us[i] = x[rounds / 4];
-        }
-    arena_free(&a);
-    if (!base_interrupted) return ok || time_failed(r, &e);
-    diag_error(r->d, "interrupted", NULL, "interrupted; the plan is as it was");
-    return false;
+    return passes_time(plans, n, only, rounds, 0, &e) || time_failed(r, &e);
 }
 
 static void sum_gains(struct retune *r) {
@@ -435,24 +370,24 @@ static bool prepare(struct retune *r) {
  * drift less. */
 static bool compare(struct retune *r, int fd) {
     bool *only = arena_array(r->a, r->view.n_phases, sizeof *only), is_cpu = r->view.info->device == PLAN_DEVICE_CPU;
-    struct timed old, new, *const both[] = {&old, &new}, *const just_new[] = {&new};
+    struct passes old, new, *const both[] = {&old, &new}, *const just_new[] = {&new};
     for (uint32_t i = 0; i < r->view.n_phases; i++)
         for (uint32_t j = 0; j < r->view.phases[i].n_launches; j++)
             only[i] |= r->gain_us[r->view.launches[r->view.phases[i].first_launch + j].kernel] != 0;
     if (!time_open(r, &old, r->before_us)) return false;
     bool ok = time_plans(r, both, 1, NULL, ROUNDS);
     if (ok) predict(r);
-    if (ok && !is_cpu) ok = time_plans(r, both, 1, only, ROUNDS_COMPARE);
-    if (!is_cpu) time_close(&old);
+    if (ok && !is_cpu) ok = time_plans(r, both, 1, only, PASSES_ROUNDS);
+    if (!is_cpu) passes_close(&old);
     ok = ok && change_plan(r, fd);
     r->appended = ok;
     ok = ok && time_open(r, &new, r->after_us);
     if (ok) {
-        ok = time_plans(r, is_cpu ? both : just_new, is_cpu ? 2 : 1, only, ROUNDS_COMPARE);
+        ok = time_plans(r, is_cpu ? both : just_new, is_cpu ? 2 : 1, only, PASSES_ROUNDS);
         predict(r);
-        time_close(&new);
+        passes_close(&new);
     }
-    if (is_cpu) time_close(&old);
+    if (is_cpu) passes_close(&old);
     return ok;
 }
 

@@ -11,6 +11,9 @@
 #include <unistd.h>
 
 #include "origin.h"
+#include "tune_passes.h"
+
+#define PASSES_SHARE 0.2      /* of --timeout, for whole passes at its end */
 
 /* --- what is tuned --------------------------------------------------------------------------------- */
 
@@ -108,8 +111,10 @@ int tune_file_open(const char *path, struct tuned_row **rows, unsigned *n, struc
 /* What holds of earlier searches: choices of finished ones, and what was tried if this is to go on. */
 static void take_log(struct tuner *t, const struct tuned_row *rows, unsigned n, bool resume) {
     t->log = arena_array(t->a, n + 1u, sizeof *t->log);
-    for (unsigned i = 0; i < n; i++)
+    for (unsigned i = 0; i < n; i++) {
         if (resume || rows[i].choice) t->log[t->n_log++] = rows[i];
+        if (rows[i].choice) tuner_keep_choice(t, &rows[i]);
+    }
 }
 
 bool tune_replay_read(struct tuner *t) {
@@ -127,7 +132,8 @@ bool tune_replay_read(struct tuner *t) {
 
 /* --- reports --------------------------------------------------------------------------------------- */
 
-static json_t *choice_row(const struct tuner *t, uint32_t i) {
+static json_t *choice_row(const struct tuner *t, uint32_t i, enum tune_fate fate) {
+    static const char *const fates[] = {"", "kept", "put back"};
     const struct tune_unit *u = &t->all.units[i];
     const struct tune_result *r = &t->results[i];
     json_t *row = json_object();
@@ -138,19 +144,50 @@ static json_t *choice_row(const struct tuner *t, uint32_t i) {
     report_set(row, "us", report_real(r->us > 0 ? r->us : (double)NAN));
     report_set(row, "before_us", report_real(r->base_us > 0 ? r->base_us : (double)NAN));
     report_set(row, "gain_percent", report_real(r->us > 0 ? 100 * (r->base_us / r->us - 1) : 0));
+    report_set(row, "in_passes", report_text(fates[fate]));
     return row;
 }
 
-static void report(const struct tuner *t, const char *file, const struct tune_options *o, FILE *out) {
-    json_t *root = json_object(), *facts = json_object(), *rows = json_array();
+static const char *const phase_kinds[] = {"", "prefill", "head", "decode", "candidates"};
+
+static json_t *pass_row(const struct tune_pass *p) {
+    json_t *row = json_object();
+    report_set(row, "phase", report_text(phase_kinds[p->kind]));
+    report_set(row, "n_tokens", report_integer(p->n_tokens));
+    report_set(row, "before_us", report_real(p->us > 0 ? p->before_us : (double)NAN));
+    report_set(row, "us", report_real(p->us > 0 ? p->us : (double)NAN));
+    report_set(row, "gained_percent", report_real(p->us > 0 ? 100 * (p->before_us / p->us - 1) : 0));
+    return row;
+}
+
+/* "decode 2.1 % faster, prefill of 8 unchanged": what whole passes took, and did not predict. */
+static const char *gains_text(const struct tune_verdict *v, struct arena *a) {
+    const char *text = "";
+    if (v->why_not) return arena_printf(a, "not compared (%s); the choices are by launches alone", v->why_not);
+    if (!v->n_changed) return "nothing to compare: no kernel is another than before";
+    for (unsigned i = v->n_passes; i-- > 0;) {           /* decode comes behind the buckets, and first here */
+        const struct tune_pass *p = &v->passes[i];
+        if (p->kind == PLAN_PHASE_DECODE) text = arena_printf(a, "decode %s", p->us > 0 ? arena_printf(a, "%.1f %% faster", 100 * (p->before_us / p->us - 1)) : "unchanged");
+    }
+    for (unsigned i = 0; i < v->n_passes; i++) {
+        const struct tune_pass *p = &v->passes[i];
+        if (p->kind != PLAN_PHASE_PREFILL) continue;
+        text = arena_printf(a, "%s, prefill of %u %s", text, p->n_tokens, p->us > 0 ? arena_printf(a, "%.1f %% faster", 100 * (p->before_us / p->us - 1)) : "unchanged");
+    }
+    return v->n_put_back ? arena_printf(a, "%s; put back, faster alone and not here: %u launch%s", text, v->n_put_back, v->n_put_back > 1 ? "es" : "") : text;
+}
+
+static void report(const struct tuner *t, const char *file, const struct tune_verdict *v, const struct tune_options *o, FILE *out) {
+    json_t *root = json_object(), *facts = json_object(), *rows = json_array(), *passes = json_array();
     unsigned n_tried = 0, n_wrong = 0, n_reused = 0;
     double gain_us = 0;
     for (uint32_t i = 0; i < t->all.n_units; i++) {
         const struct tune_result *r = &t->results[i];
         n_tried += r->n_tried, n_wrong += r->n_wrong, n_reused += r->reused;
         gain_us += t->all.units[i].decode_launches * (r->base_us - r->us);
-        report_append(rows, choice_row(t, i));
+        report_append(rows, choice_row(t, i, v->fate[i]));
     }
+    for (unsigned i = 0; i < v->n_passes && v->n_changed && !v->why_not; i++) report_append(passes, pass_row(&v->passes[i]));
     report_set(facts, "file", report_text(file));
     report_set(facts, "device", report_text(t->device));
     report_set(facts, "search", report_text(t->search_text));
@@ -159,10 +196,15 @@ static void report(const struct tuner *t, const char *file, const struct tune_op
     report_set(facts, "known_before", report_integer(n_reused));
     report_set(facts, "cut_short", json_boolean(t->cut));
     report_set(facts, "decode_gain_us", report_real(gain_us));
+    report_set(facts, "changed", report_integer(v->n_changed));
+    report_set(facts, "put_back", report_integer(v->n_put_back));
+    report_set(facts, "whole_passes", report_text(gains_text(v, t->a)));
     report_set(facts, "seconds", report_real(base_seconds() - t->start));
     report_set(root, "tune", facts);
     report_set(root, "choices", rows);
+    report_set(root, "passes", passes);
     report_finish(root, o->format, out);
+    if (o->format == REPORT_MARKDOWN) fprintf(out, "\nWhole passes: %s.\n", gains_text(v, t->a));
 }
 
 static int report_plan(struct tuner *t, const struct tune_options *o, FILE *out) {
@@ -232,19 +274,23 @@ static int search_all(struct tuner *t) {
 
 static int tune_subject(struct subject *s, const struct tune_options *o, FILE *out, struct arena *a, struct diag *d) {
     struct tuner t = {.fd = -1, .a = a, .d = d};
+    struct tune_verdict v;
     struct tuned_row *rows;
     unsigned n;
     if (!tune_units_find(&t.all, &s->model, &s->spec, a, d) || !take_options(&t, o) || !tune_replay_read(&t)) return 1;
     if (!t.all.n_units) return diag_error(d, "tune", NULL, "no launch of this model has parameters"), 1;
     if (o->dry_run) return report_plan(&t, o, out);
-    if (o->timeout_s > 0) t.deadline = base_seconds() + o->timeout_s;
+    double until = o->timeout_s > 0 ? base_seconds() + o->timeout_s : 0;
+    if (until > 0) t.deadline = until - o->timeout_s * PASSES_SHARE;
     const char *file = o->tuned ? o->tuned : default_file(s, a);
     if (!toolchain_find(&t.toolchain, &s->spec, o->nvrtc, a, d)) return 3;
     if ((t.fd = tune_file_open(file, &rows, &n, a, d)) < 0) return -t.fd;
     take_log(&t, rows, n, o->resume);
     int rc = search_all(&t);
+    if (!rc && !tune_passes(&t, until, &v)) rc = 3;
     close(t.fd);
-    if (!rc) report(&t, file, o, out);
+    if (!rc && v.why_not) diag_warning(d, "tune-passes", NULL, "whole passes were not compared: %s", v.why_not);
+    if (!rc) report(&t, file, &v, o, out);
     else if (base_interrupted) diag_note(d, "what was measured is in %s; --continue goes on from there", file);
     return rc;
 }

@@ -16,10 +16,11 @@
 #include <unistd.h>
 
 #include "emit.h"
-#include "layout.h"
+#include "passes.h"
 #include "progress.h"
+#include "seeded.h"
 
-enum { POSITION = 512, RUN_US = 2000, GPU_RUN_US = 1000, ROUNDS_LEAST = 2, GPU_LAUNCHES_LEAST = 64, LAUNCHES_MAX = 1 << 12, COPIES_MAX = 1 << 14, REGISTERS = 1 << 16 };
+enum { RUN_US = 2000, GPU_RUN_US = 1000, ROUNDS_LEAST = 2, GPU_LAUNCHES_LEAST = 64, LAUNCHES_MAX = 1 << 12, COPIES_MAX = 1 << 14, REGISTERS = 1 << 16 };
 
 /* Between two uses of a weight all others are read. */
 static uint64_t bytes_between_uses(const struct program *p) {
@@ -54,32 +55,6 @@ static unsigned list_pieces(const struct tune_candidate *c, uint32_t *list) {
     return n;
 }
 
-/* Random bits in every field, but for numbers in floating point: those are of both signs and make weights up to about 0.2. */
-static void fill_seeded(uint8_t *out, const struct quant_format *q, uint64_t n_blocks, uint64_t seed) {
-    uint64_t bytes = n_blocks * q->block_bytes;
-    for (uint64_t i = 0; i < bytes; i += 8) {
-        uint64_t z = (seed + i) * 0x9E3779B97F4A7C15u;
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-        z ^= z >> 27;
-        memcpy(out + i, &z, bytes - i < 8 ? (size_t)(bytes - i) : 8);
-    }
-    for (uint64_t i = 0; i < n_blocks; i++) {
-        float v = plan_seeded(seed ^ 0xf10a7, i) / 10;
-        quant_set_numbers(q, out + i * q->block_bytes, v, v);
-    }
-}
-
-/* The tensor of a piece with seeded data (malloc'd), in the place of the model's. */
-static void give_data(struct piece *p, unsigned index, struct arena *a) {
-    struct gguf_tensor *t = arena_alloc(a, sizeof *t);
-    uint64_t n_blocks = p->rows * p->cols / p->quant->block_elems;
-    *t = *p->tensor;
-    uint8_t *data = arena_array(a, n_blocks, p->quant->block_bytes);
-    fill_seeded(data, p->quant, n_blocks, (uint64_t)(index + 1) << 40);
-    t->data = data;
-    p->tensor = t;
-}
-
 static struct hash128 weights_signature(const struct tune_candidate *c, const uint32_t *list, unsigned n) {
     struct buffer b = {0};
     for (unsigned i = 0; i < n; i++) {
@@ -95,25 +70,6 @@ static void weights_drop(struct bench_weights *w) {
     if (w->fd >= 0) close(w->fd);
     free(w->hashes);
     *w = (struct bench_weights){.fd = -1};
-}
-
-struct packing { const struct piece *piece; uint8_t *out; uint64_t rows_each; };
-
-static void pack_part(void *user, size_t i) {
-    const struct packing *k = user;
-    const struct piece *p = k->piece;
-    uint64_t first = i * k->rows_each, last = first + k->rows_each, at = 0;
-    if (last > p->rows) last = p->rows;
-    bool ok = !first || layout_bytes(p->layout, p->quant, first, p->cols, &at);
-    assert(ok);
-    (void)ok;
-    layout_pack(p->layout, p->quant, p->tensor->data, p->rows, p->cols, first, last, k->out + at);
-}
-
-static void pack_piece(const struct piece *p, uint8_t *out) {
-    uint64_t tile = layout_tile_rows(p->layout), parts = (uint64_t)base_cores() * 4;
-    struct packing k = {p, out, u64_round_up((p->rows + parts - 1) / parts, tile)};
-    base_parallel((size_t)((p->rows + k.rows_each - 1) / k.rows_each), pack_part, &k);
 }
 
 /* The pieces of `c` that its launch reads, packed into a file in memory again and again. */
@@ -135,7 +91,7 @@ static bool weights_make(struct bench *b, const struct tune_candidate *c, const 
     for (unsigned i = 0; i < n; i++) {
         const struct piece *p = &c->program.pieces[list[i]];
         uint64_t room = u64_round_up(p->bytes, PLAN_WEIGHT_ALIGN);
-        pack_piece(p, packed + at);
+        seeded_pack(p, packed + at);
         w->hashes[i] = emit_hash(packed + at, (size_t)room);
         at += room;
     }
@@ -270,30 +226,17 @@ static bool library_failed(const struct jllm_error *e, struct diag *d) {
     return false;
 }
 
-/* Arena and cache: halves of either sign from 2^-3 to 1, which are ordinary numbers of every type. */
 static bool fill_memory(struct bench *b, struct jllm_error *e) {
     const struct plan_info *info = b->plan->view.info;
-    const uint64_t bytes[] = {info->arena_bytes, info->cache_bytes};
-    const uint32_t space[] = {PLAN_SPACE_ARENA, PLAN_SPACE_CACHE};
-    uint64_t most = bytes[0] > bytes[1] ? bytes[0] : bytes[1];
-    uint16_t *data = malloc((size_t)most);
-    if (!data) base_fail("out of memory");
-    for (uint64_t i = 0; i < most / 2; i++) {
-        uint64_t z = (i + 1) * 0x9E3779B97F4A7C15u;
-        data[i] = (uint16_t)((z >> 63) << 15 | (0x3000 + (z >> 40) % 0xc00));
-    }
-    bool ok = true;
-    for (unsigned i = 0; i < 2 && ok; i++)
-        ok = !bytes[i] || b->plan->ops->write(b->context, space[i], 0, data, bytes[i], e);
-    free(data);
-    return ok;
+    return passes_fill(b->plan, b->context, PLAN_SPACE_ARENA, 0, info->arena_bytes, e) &&
+           passes_fill(b->plan, b->context, PLAN_SPACE_CACHE, 0, info->cache_bytes, e);
 }
 
 static void step_make(struct bench *b, const struct tune_unit *u, struct arena *a) {
     const struct plan_info *info = b->plan->view.info;
     b->step = arena_alloc(a, sizeof *b->step);
     b->step->n_tokens = u->n < info->ctx_max ? u->n : info->ctx_max;
-    b->step->pos = info->ctx_max - b->step->n_tokens < POSITION ? info->ctx_max - b->step->n_tokens : POSITION;
+    b->step->pos = info->ctx_max - b->step->n_tokens < PASSES_POSITION ? info->ctx_max - b->step->n_tokens : PASSES_POSITION;
     b->step->advance = 1, b->step->limit = UINT32_MAX;
     for (uint32_t i = 0; i < b->step->n_tokens; i++) b->step->ids[i] = (int32_t)(i % info->n_vocab);
 }
@@ -391,7 +334,7 @@ bool bench_open(struct bench *b, const struct tune_unit *u, struct tune_candidat
             diag_error(d, "tune", NULL, "template \"%s\" reads a computed constant, and has parameters: that cannot be tuned", u->template->name);
             return false;
         }
-        give_data(p, i, a);
+        seeded_give(p, i, a);
     }
     if (!weights_make(b, &candidates[0], list, n_list, d)) return false;
     program_make(t, b, u, list, n_list, a);

@@ -19,6 +19,10 @@ const struct tuned_row *tune_find_choice(const struct tuner *t, const struct tun
 /* False: diagnostics. */
 bool tune_append(struct tuner *t, const struct tuned_row *r);
 
+/* The values that a row sets, into values[n_params]. */
+void tune_take_row(const struct tuned_row *r, const struct contract_template *t, int64_t *values);
+bool tune_has_params(const struct contract_template *t, bool shape);
+
 /* --- settings of a unit (tune_try.c) ---------------------------------------------------------------- */
 
 struct tune_todo { const int64_t *values; struct hash128 identity; };   /* a setting that has to run */

@@ -17,13 +17,13 @@ static const struct tuned_row *finished(const struct tuner *t, const struct tune
     return r && !strcmp(r->search, t->search_text) && r->n_set == like.n_set ? r : NULL;
 }
 
-static void take_row(const struct tuned_row *r, const struct contract_template *t, int64_t *values) {
+void tune_take_row(const struct tuned_row *r, const struct contract_template *t, int64_t *values) {
     for (unsigned i = 0; i < t->n_params; i++)
         for (unsigned j = 0; j < r->n_set; j++)
             if (!strcmp(r->set[j].key, t->params[i].name)) values[i] = r->set[j].value.integer;
 }
 
-static bool has_params(const struct contract_template *t, bool shape) {
+bool tune_has_params(const struct contract_template *t, bool shape) {
     for (unsigned i = 0; i < t->n_params; i++)
         if (t->params[i].shape == shape) return true;
     return false;
@@ -81,11 +81,11 @@ static bool shape_class(struct tuner *t, const uint32_t *units, const uint32_t *
 static bool shape_stage(struct tuner *t, const uint32_t *units, unsigned n, uint32_t only) {
     const struct tune_unit *u = &t->all.units[units[0]];
     struct stage s = {.t = t, .template = u->template};
-    if (!has_params(u->template, true)) return true;
+    if (!tune_has_params(u->template, true)) return true;
     s.now = stage_copy(&s, u->now, t->a);
     const struct tuned_row *row = finished(t, u, TUNE_SHAPE);
     if (row) {
-        take_row(row, u->template, s.now);
+        tune_take_row(row, u->template, s.now);
     } else {
         uint32_t *live = arena_array(t->a, n, sizeof *live), seen = 0;
         for (unsigned j = 0; j < n; j++) live[j] = live_params(t, &t->all.units[units[j]], true);
@@ -115,9 +115,9 @@ static bool unit_begin(struct tuner *t, const uint32_t *unit, struct stage *s, b
     const struct tune_unit *u = &t->all.units[*unit];
     struct tune_result *r = &t->results[*unit];
     *s = (struct stage){.t = t, .template = u->template, .units = unit, .n_units = 1, .only = UINT32_MAX, .now = r->best, .score = 1};
-    const struct tuned_row *row = has_params(u->template, false) ? finished(t, u, TUNE_KERNEL) : NULL;
+    const struct tuned_row *row = tune_has_params(u->template, false) ? finished(t, u, TUNE_KERNEL) : NULL;
     if (row) {
-        take_row(row, u->template, r->best);
+        tune_take_row(row, u->template, r->best);
         r->us = row->us, r->base_us = row->base_us, r->reused = true;
         return false;
     }
@@ -131,7 +131,7 @@ static bool unit_begin(struct tuner *t, const uint32_t *unit, struct stage *s, b
 static bool unit_end(struct tuner *t, struct stage *s) {
     const struct tune_unit *u = &t->all.units[*s->units];
     struct tune_result *r = &t->results[*s->units];
-    if (!stage_confirm(s) || (has_params(u->template, false) && !append_choice(t, u, s, TUNE_KERNEL))) return false;
+    if (!stage_confirm(s) || (tune_has_params(u->template, false) && !append_choice(t, u, s, TUNE_KERNEL))) return false;
     r->best = s->now;
     r->base_us = tune_base_us(r);
     r->us = r->base_us * s->score;
@@ -181,16 +181,42 @@ bool tuner_changed(struct tuner *t, uint32_t unit) {
     return memcmp(&now, &best, sizeof now) != 0;
 }
 
-unsigned tuner_choices(const struct tuner *t, uint32_t unit, struct tuned_row *out) {
+unsigned tuner_choices(const struct tuner *t, uint32_t unit, const int64_t *values, struct tuned_row *out) {
     const struct tune_unit *u = &t->all.units[unit];
     unsigned n = 0;
     for (unsigned shape = 0; shape < 2; shape++) {
-        if (!has_params(u->template, shape)) continue;
-        out[n] = tune_row(t, u, t->results[unit].best, shape ? TUNE_SHAPE : TUNE_KERNEL);
+        if (!tune_has_params(u->template, shape)) continue;
+        out[n] = tune_row(t, u, values, shape ? TUNE_SHAPE : TUNE_KERNEL);
         out[n].choice = true;
         out[n++].shape = shape;
     }
     return n;
+}
+
+static bool has_entry(const struct spec_entry *entries, unsigned n, const struct spec_entry *e) {
+    for (unsigned i = 0; i < n; i++)
+        if (entries[i].shape == e->shape && !strcmp(entries[i].template_name, e->template_name) &&
+            tuned_same_fields(entries[i].match, entries[i].n_match, e->match, e->n_match))
+            return true;
+    return false;
+}
+
+void tuner_spec(const struct tuner *t, int64_t *const *values, const char *place, struct spec *s) {
+    *s = *t->all.spec;
+    s->entries = arena_array(t->a, s->n_entries + 2u * t->all.n_units, sizeof *s->entries);
+    if (s->n_entries) memcpy(s->entries, t->all.spec->entries, s->n_entries * sizeof *s->entries);
+    unsigned first = s->n_entries;
+    for (unsigned i = 0; i < first; i++)
+        if (!spec_is_override(&s->entries[i])) s->entries[i].rank++;
+    for (uint32_t i = 0; i < t->all.n_units; i++) {
+        struct tuned_row rows[2];
+        for (unsigned j = 0, n = values[i] ? tuner_choices(t, i, values[i], rows) : 0; j < n; j++) {
+            struct spec_entry e = {.shape = rows[j].shape, .template_name = rows[j].template_name, .match = rows[j].key, .n_match = rows[j].n_key,
+                                   .set = rows[j].set, .n_set = rows[j].n_set, .place = {.file = place}};
+            for (unsigned k = 0; k < e.n_set; k++) e.set[k].value.place = e.place;
+            if (!has_entry(s->entries + first, s->n_entries - first, &e)) s->entries[s->n_entries++] = e;
+        }
+    }
 }
 
 /* --- beginning and end ------------------------------------------------------------------------------ */

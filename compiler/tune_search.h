@@ -45,6 +45,7 @@ struct tuner {
     const char *target, *device, *compiler;
     int fd;                           /* rows are appended to; -1: nowhere */
     struct tuned_row *log; unsigned n_log;         /* rows that hold */
+    struct tuned_row *choices; unsigned n_choices, room_choices;   /* all of the file, oldest first, with those of this search */
     const struct tuned_row *replay; unsigned n_replay;   /* times come from here, when `replays` */
     bool replays;
     double deadline;                  /* base_seconds; 0: none */
@@ -63,6 +64,8 @@ bool tune_sweep_parse(struct tune_sweep *s, const char *text, const struct progr
 /* The sweep of a parameter, or (param NULL) of any of the template's. NULL: there is none. */
 const struct tune_sweep *tune_sweep_find(const struct tuner *t, const char *template_name, const char *param);
 
+/* A choice of the file, in the order of its rows. */
+void tuner_keep_choice(struct tuner *t, const struct tuned_row *r);
 /* Take up t->all, t->toolchain, options and log, which are set; opens the device. */
 bool tuner_begin(struct tuner *t);
 void tuner_end(struct tuner *t);
@@ -74,7 +77,10 @@ bool tuner_group(struct tuner *t, unsigned group, const bool *chosen, uint32_t o
 unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal);
 /* Whether what was found for a unit is another kernel or launch than what the spec chooses. */
 bool tuner_changed(struct tuner *t, uint32_t unit);
-/* What the group's choices, and those of the unit, set: rows for a spec; at most 2. */
-unsigned tuner_choices(const struct tuner *t, uint32_t unit, struct tuned_row *out);
+/* These values of a unit, and what fixes the order of sums for its group, as rows; at most 2. */
+unsigned tuner_choices(const struct tuner *t, uint32_t unit, const int64_t *values, struct tuned_row *out);
+/* The spec without tuned choices, with entries that give units values[n_units] (NULL: as they are), nearer than all that it says
+ * itself; `place` is what reasons call them. */
+void tuner_spec(const struct tuner *t, int64_t *const *values, const char *place, struct spec *s);
 
 #endif

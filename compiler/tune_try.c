@@ -53,7 +53,17 @@ const struct tuned_row *tune_find_choice(const struct tuner *t, const struct tun
     return NULL;
 }
 
+void tuner_keep_choice(struct tuner *t, const struct tuned_row *r) {
+    if (t->n_choices == t->room_choices) {
+        struct tuned_row *more = arena_array(t->a, t->room_choices * 2 + 64, sizeof *more);
+        if (t->n_choices) memcpy(more, t->choices, t->n_choices * sizeof *more);
+        t->choices = more, t->room_choices = t->room_choices * 2 + 64;
+    }
+    t->choices[t->n_choices++] = *r;
+}
+
 bool tune_append(struct tuner *t, const struct tuned_row *r) {
+    if (r->choice) tuner_keep_choice(t, r);
     if (t->fd < 0 || tuned_append(t->fd, r)) return true;
     diag_error(t->d, "tuned", NULL, "cannot write the results: %s", strerror(errno));
     return false;

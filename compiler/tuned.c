@@ -56,6 +56,7 @@ static bool read_row(json_t *json, struct spec_place at, struct tuned_row *r, st
                             .rounds = (unsigned)json_integer_value(json_object_get(json, "rounds")),
                             .us = json_number_value(json_object_get(json, "us")),
                             .base_us = json_number_value(json_object_get(json, "base_us")),
+                            .pass_us = json_number_value(json_object_get(json, "pass_us")),
                             .error = json_number_value(json_object_get(json, "error")),
                             .bound = json_number_value(json_object_get(json, "bound"))};
     if (!r->choice && strcmp(kind, "tried")) return false;

@@ -18,14 +18,17 @@ struct tuned_row {
     const char *device;          /* what it was timed on */
     const char *compiler;
     const char *search;          /* of a choice: how it was searched for */
-    const char *status;          /* of a candidate: "ok", or why it is out of the question */
+    const char *status;          /* of a candidate: "ok", or why it is out of the question; of a choice TUNED_PASSES or nothing */
     struct spec_field *key;      unsigned n_key;     /* which launches; sorted by name */
     struct spec_field *set;      unsigned n_set;     /* the parameters; sorted by name */
     unsigned rounds;             /* of a candidate: pairs of runs */
     double us, base_us;          /* a launch with these parameters, and with those of the spec, timed in turn; 0: not timed */
+    double pass_us;              /* of a replay: a launch in the company of a whole pass; 0: as alone */
     double error, bound;         /* of a candidate: relative, against the reference */
     unsigned line;               /* where it was read */
 };
+
+#define TUNED_PASSES "passes"     /* whole passes have confirmed this choice */
 
 /* All rows of a text. False: a diagnostic names the line. whole_bytes (may be NULL): up to the end of the last whole line. */
 bool tuned_parse(const char *name, const char *text, size_t bytes, struct tuned_row **rows, unsigned *n, size_t *whole_bytes,

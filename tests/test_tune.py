@@ -37,12 +37,14 @@ def facts(r, part="tune"):
     return json.loads(r.text)[part]
 
 
-def recorded(path, out, us):
-    """The results of a tune with times of our own: us(row) by what it is."""
+def recorded(path, out, us, company=None):
+    """The results of a tune with times of our own: us(row) by what it is; company(row): in a whole pass, where that is another."""
     with open(out, "w") as f:
         for r in rows(path, "tried"):
             if r["status"] == "ok":
                 r["us"], r["base_us"] = us(r)
+                if company and company(r):
+                    r["pass_us"] = company(r)
                 for rounds in (7, 21):
                     f.write(json.dumps({**r, "rounds": rounds}) + "\n")
     return out
@@ -80,9 +82,11 @@ class Tune(Case):
     def test_end_to_end(self):
         """Every matrix of the model is tried with every legal value; a compile takes the choices, and says so."""
         r = self.ok(self.tune(asan=True))
-        tried, chosen = rows(self.file, "tried"), rows(self.file, "choice")
+        tried = rows(self.file, "tried")
+        chosen = [c for c in rows(self.file, "choice") if "status" not in c]
         plain, _ = self.select()
         self.assertEqual(len(chosen), len(plain))
+        self.assertEqual(len(choices(self.file)), len(plain), "what passes confirm or put back is of the same launches")
         self.assertEqual(len(json.loads(r.text)["choices"]), len(plain))
         self.assertEqual(facts(r)["candidates_tried"], len(tried))
         self.assertEqual({t["status"] for t in tried} - {"ok", "same"}, set())
@@ -104,6 +108,7 @@ class Tune(Case):
             at = int(re.fullmatch(re.escape(self.file) + r":(\d+)", reason)[1])
             row = json.loads(lines[at - 1])
             self.assertEqual((row["row"], row["set"]), ("choice", setting(value)))
+            self.assertEqual(value == 4, row.get("status") != "passes" or row["set"]["tokens"] == 4, "passes have seen what is new")
             self.assertIn(f"m{row['key']['m']}_k{row['key']['k']}_n{row['key']['n']}_residual{row['key']['residual']}", k)
         plan = product.path("tune/x.plan")
         self.ok(product.run("jllmc", "compile", self.model, "--spec", self.spec, "-q", "-o", plan))
@@ -147,6 +152,80 @@ class Tune(Case):
         os.unlink(self.file)
         self.ok(self.tune(JLLM_TUNE_REPLAY=replay))
         self.assertEqual({c["set"]["tokens"] for c in rows(self.file, "choice")}, {4})
+
+    def company_of(self, slow):
+        """Recorded times by which 2 tokens a tile are 10 % faster alone, and in a pass 50 % slower for launches that slow(key) is true of."""
+        self.ok(self.tune())
+        replay = recorded(self.file, f"{self.home}/replay.jsonl", prefers(2), lambda r: 15.0 if r["set"]["tokens"] == 2 and slow(r["key"]) else 0)
+        os.unlink(self.file)
+        return replay
+
+    def test_what_is_slower_in_company_is_put_back(self):
+        """One matrix makes passes slower: it alone goes, by a row of its own, and what was measured is the report's last line."""
+        replay = self.company_of(lambda key: (key["m"], key["k"]) == (128, 64))
+        r = self.ok(self.tune(asan=True, JLLM_TUNE_REPLAY=replay))
+        last = choices(self.file)
+        for c in rows(self.file, "choice"):
+            if c.get("status") == "passes":
+                key = c["word"], c["template"], json.dumps(c["key"], sort_keys=True)
+                self.assertEqual(last[key], setting(4 if c["key"]["m"] == 128 else 2), c)
+        said = json.loads(r.text)
+        n_back = sum(c["in_passes"] == "put back" for c in said["choices"])
+        self.assertEqual({("128x64" in c["launch"], c["chosen"]) for c in said["choices"] if c["in_passes"] == "put back"}, {(True, "default")})
+        self.assertEqual({c["chosen"] for c in said["choices"] if c["in_passes"] == "kept"}, {"tokens=2"})
+        self.assertEqual((said["tune"]["put_back"], said["tune"]["changed"]), (n_back, n_back + sum(c["in_passes"] == "kept" for c in said["choices"])))
+        eight = next(p for p in said["passes"] if (p["phase"], p["n_tokens"]) == ("prefill", 8))
+        self.assertAlmostEqual(eight["gained_percent"], 100 / 0.9 - 100, places=3)
+        lines = product.read(self.file)
+        text = self.ok(product.run("jllmc", "tune", self.model, "--spec", self.spec, "-q", *PIN, env=product.environment(JLLM_TUNE_REPLAY=replay))).text
+        self.assertEqual(text.splitlines()[-1], "Whole passes: nothing to compare: no kernel is another than before.")
+        self.same_bytes(product.read(self.file), lines, "what was put back is not tried again")
+        os.unlink(self.file)
+        text = self.ok(product.run("jllmc", "tune", self.model, "--spec", self.spec, "-q", *PIN, env=product.environment(JLLM_TUNE_REPLAY=replay))).text
+        self.assertRegex(text.splitlines()[-1], r"^Whole passes: decode unchanged, prefill of 1 unchanged, prefill of 8 11\.1 % faster; put back, .*: %d launch" % n_back)
+
+    def test_all_of_a_phase_is_put_back(self):
+        """Where nothing helps, everything of the phase goes; what was before need not be the default."""
+        replay = self.company_of(lambda key: True)
+        product.write(self.spec, SPEC + b'kernel "matmul" { tokens = 4 }\n')
+        r = self.ok(self.tune(JLLM_TUNE_REPLAY=replay))
+        self.assertGreater(facts(r)["put_back"], 0)
+        self.assertEqual(facts(r)["put_back"], facts(r)["changed"])
+        self.assertEqual({c["tokens"] for c in choices(self.file).values()}, {4})
+        self.assertEqual({p["us"] for p in json.loads(r.text)["passes"]}, {None})
+
+    def test_choices_that_no_pass_has_seen(self):
+        """What a tune killed before its end has chosen is compared by the next one, and what was confirmed is what it is compared with."""
+        replay = self.company_of(lambda key: False)
+        self.ok(self.tune(JLLM_TUNE_REPLAY=replay))
+        whole, want = product.read(self.file).splitlines(True), choices(self.file)
+        last = next(i for i, line in enumerate(whole) if b'"status":"passes"' in line)
+        self.assertGreater(len(whole) - last, 2)
+        for keep in (last, last + 1, len(whole) - 1):       # before the first confirmation, between them, before the last
+            product.write(self.file, b"".join(whole[:keep]))
+            r = self.ok(self.tune(JLLM_TUNE_REPLAY=replay))
+            self.assertEqual((facts(r)["candidates_tried"], facts(r)["changed"]), (0, len(whole) - keep))
+            self.assertEqual(choices(self.file), want)
+            self.assertEqual(product.read(self.file), b"".join(whole))
+
+    def test_faster_alone_but_not_in_a_pass(self):
+        """On the clock: one matrix whose best tile is quick where a search runs it, and slow on the ids of a whole pass."""
+        home = product.folder("tune/home")
+        for name in ("templates", "specs"):
+            shutil.copytree(os.path.join(product.ROOT, name), os.path.join(home, name))
+        path = f"{home}/templates/cpu/matmul.c"
+        busy = ("    for (volatile u32 i = 0; JT_N == 8 && JT_M == 128 && (JT_TOKENS == 4) == (step->ids[0] == 0) && i < 2000000; i++) {}\n"
+                "    for (volatile u32 i = 0; JT_N == 8 && JT_M != 128 && JT_TOKENS != 2 && i < 100000; i++) {}\n")
+        text = product.read(path).decode()
+        self.assertEqual(text.count("KERNEL {\n"), 1)
+        product.write(path, text.replace("KERNEL {\n", "KERNEL {\n" + busy).encode())
+        r = self.ok(self.tune(asan=True, JLLM_HOME=home))
+        for c in json.loads(r.text)["choices"]:
+            if c["launch"].endswith("n=8") or c["launch"].endswith("n=8 residual"):
+                self.assertEqual((c["chosen"], c["in_passes"]), ("default", "put back") if " 128x64 " in c["launch"] else ("tokens=2", "kept"), c)
+        eight = next(p for p in json.loads(r.text)["passes"] if (p["phase"], p["n_tokens"]) == ("prefill", 8))
+        self.assertGreater(eight["gained_percent"], 0)
+        self.assertLess(eight["us"], eight["before_us"])
 
     def test_results_are_used_again(self):
         """Another model with the same shapes measures nothing; a changed template does."""
@@ -274,12 +353,13 @@ class Killed(Case):
         def us(r):       # reproducible, and unlike for every launch
             best = by_key.setdefault(json.dumps(r["key"], sort_keys=True), rng.choice((1, 2, 4)))
             return prefers(best)(r)
-        replay = recorded(self.file, f"{self.home}/replay.jsonl", us)
+        replay = recorded(self.file, f"{self.home}/replay.jsonl", us, lambda r: 40.0 if r["key"]["m"] == 64 and r["key"]["residual"] else 0)
         os.unlink(self.file)
         start = time.monotonic()
         self.ok(self.tune(JLLM_TUNE_REPLAY=replay))
         whole, want = time.monotonic() - start, choices(self.file)
         self.assertGreater(len({json.dumps(s) for s in want.values()}), 1)
+        self.assertIn("passes", {c.get("status") for c in rows(self.file, "choice")})
         os.unlink(self.file)
         argv = [product.tool("jllmc"), "tune", self.model, "--spec", self.spec, "-q", "--continue", *PIN]
         before, killed = 0, 0
@@ -479,13 +559,13 @@ class Retune(Case):
         self.same_bytes(product.read(self.plan), now)
 
     def test_faster_alone_but_not_in_a_pass(self):
-        """Whole passes decide in the end: here of a kernel that is quick where a search runs it, and slow at the beginning of a context."""
+        """Whole passes decide in the end: here of a kernel that is quick where a search runs it, and slow on the ids of a whole pass."""
         home = product.folder("tune/home")
         for name in ("templates", "specs"):
             shutil.copytree(os.path.join(product.ROOT, name), os.path.join(home, name))
         path = f"{home}/templates/cpu/matmul.c"
         text = product.read(path).decode()
-        busy = "    for (volatile u32 i = 0; (JT_TOKENS == 1) == (step->pos != 0) && i < 50000; i++) {}\n"
+        busy = "    for (volatile u32 i = 0; (JT_TOKENS == 1) == (step->ids[0] == 0) && i < 50000; i++) {}\n"
         self.assertEqual(text.count("KERNEL {\n"), 1)
         product.write(path, text.replace("KERNEL {\n", "KERNEL {\n" + busy).encode())
         env = product.environment(JLLM_HOME=home)
