@@ -20,8 +20,8 @@
 #include "seeded.h"
 #include "tune_internal.h"
 
-enum { COMPARISONS_MAX = 32, COMPARISON_SECONDS = 30 };
-#define CULPRIT 0.995     /* times what a pass takes with it: without it a change is at fault, and not the clock */
+enum { COMPARISONS_MAX = 24, COMPARISON_SECONDS = 20 };
+#define CLOCK 0.005       /* of a pass: so much the clock alone may do */
 
 /* What stands or falls together: a unit, or all of a group whose order of sums is another. */
 struct change { uint32_t *units; unsigned n_units; bool kept; };
@@ -34,7 +34,9 @@ struct compared {
     int64_t **before, **found;         /* [n_units]: values by the rows that passes have confirmed, and by all rows */
     uint32_t *change_of;               /* [n_units]; UINT32_MAX: none */
     struct change *changes; unsigned n_changes;
-    double *before_us, *us;            /* [n_phases], of the last comparison */
+    double *before_us, *us;            /* [n_phases]: with no change, and with those that are kept */
+    bool *stale;                       /* [n_phases]: not with those that are kept now */
+    bool *accepted;                    /* [n_phases]: no faster, but what makes it so is worth it elsewhere */
     double until;
     unsigned n_comparisons;
     /* the plan in memory */
@@ -361,20 +363,45 @@ static bool compare(struct compared *c, const bool *only, const char *what) {
     return ok && !base_interrupted;
 }
 
-static double ratio_of(const struct compared *c, uint32_t phase) {
-    return c->us[phase] / c->before_us[phase];
+static double weight_of(const struct compared *c, uint32_t phase) {
+    return c->program->phases[phase].kind == PLAN_PHASE_DECODE ? TUNE_ANSWER_TOKENS : 1;
 }
 
-static double loss_of(const struct compared *c, uint32_t phase) {
-    return (c->us[phase] - c->before_us[phase]) * (c->program->phases[phase].kind == PLAN_PHASE_DECODE ? TUNE_ANSWER_TOKENS : 1);
+/* In a use of the model; base[n_phases]: what a pass takes as it was. */
+static double loss_of(const struct compared *c, uint32_t phase, const double *base) {
+    return (c->us[phase] / c->before_us[phase] - 1) * base[phase] * weight_of(c, phase);
 }
 
-/* The phase that loses most of those that are no faster; UINT32_MAX: all are. */
+static double loss_sum(const struct compared *c, const bool *phases, const double *base) {
+    double sum = 0;
+    for (uint32_t i = 0; i < c->program->n_phases; i++)
+        if (phases[i]) sum += loss_of(c, i, base);
+    return sum;
+}
+
+static bool is_slow(const struct compared *c, uint32_t phase) {
+    return !(c->us[phase] < c->before_us[phase]);
+}
+
+/* The phase that loses most of those that are no faster; UINT32_MAX: all are, or shall be so. */
 static uint32_t find_slow(const struct compared *c) {
     uint32_t worst = UINT32_MAX;
     for (uint32_t i = 0; i < c->program->n_phases; i++)
-        if (is_touched(c, i) && loss_of(c, i) >= 0 && (worst == UINT32_MAX || loss_of(c, i) > loss_of(c, worst))) worst = i;
+        if (is_touched(c, i) && !c->accepted[i] && is_slow(c, i) &&
+            (worst == UINT32_MAX || loss_of(c, i, c->before_us) > loss_of(c, worst, c->before_us))) worst = i;
     return worst;
+}
+
+/* Phases that a kept change has part in, into out[n_phases]; how many. */
+static unsigned phases_of(const struct compared *c, const struct change *x, bool *out) {
+    unsigned n = 0;
+    for (uint32_t i = 0; i < c->program->n_phases; i++) {
+        out[i] = false;
+        for (uint32_t j = 0; j < c->program->phases[i].n_launches && c->program->phases[i].n_tokens <= c->program->ctx_max && !out[i]; j++)
+            out[i] = change_at(c, i, j) == x;
+        n += out[i];
+    }
+    return n;
 }
 
 /* What the search says that a change gains in a pass. */
@@ -411,54 +438,87 @@ static const char *phase_name(const struct tune_pass *p, struct arena *a) {
     return p->kind == PLAN_PHASE_HEAD ? "head" : p->kind == PLAN_PHASE_DECODE ? "decode" : "candidates";
 }
 
+/* What a use of the model gains without a change: in all the phases that it has part in. With `drop` it goes if that is more than
+ * the clock's doing. */
+static bool try_without(struct compared *c, struct change *x, uint32_t phase, bool drop, double *gain) {
+    struct arena a = {0};
+    unsigned n = c->program->n_phases;
+    bool *only = arena_array(&a, n, sizeof *only);
+    double *times[] = {c->before_us, c->us}, *with[2];
+    for (unsigned i = 0; i < 2; i++) with[i] = arena_array(&a, n, sizeof **with), memcpy(with[i], times[i], n * sizeof **with);
+    phases_of(c, x, only);
+    *gain = loss_sum(c, only, with[0]);
+    x->kept = false;
+    const char *name = tune_unit_name(&c->t->all.units[x->units[0]], &a);
+    bool ok = compare(c, only, arena_printf(&a, "%s without %s", phase_name(&c->v->passes[phase], &a), name));
+    *gain -= loss_sum(c, only, with[0]);
+    x->kept = !ok || !drop || !(*gain > CLOCK * with[1][phase] * weight_of(c, phase));
+    for (unsigned i = 0; i < 2 && x->kept; i++) memcpy(times[i], with[i], n * sizeof **with);
+    arena_free(&a);
+    return ok;
+}
+
+/* What is left of the changes of a phase that is still no faster: those of it alone, and those that lose in all of their phases
+ * together. */
+static void drop_rest(struct compared *c, struct change **list, unsigned n) {
+    bool *own = arena_array(c->t->a, c->program->n_phases, sizeof *own);
+    for (unsigned i = 0; i < n; i++) {
+        if (!list[i]->kept || (phases_of(c, list[i], own) > 1 && loss_sum(c, own, c->before_us) < 0)) continue;
+        list[i]->kept = false;
+        for (uint32_t j = 0; j < c->program->n_phases; j++) c->stale[j] |= own[j];
+    }
+}
+
 static bool is_short(const struct compared *c) {
     return c->n_comparisons >= COMPARISONS_MAX || (c->until > 0 && base_seconds() > c->until);
 }
 
-/* If a phase is no faster a second time either: put changes back until it is, one after the other, and all of them if that takes
- * too long or does not help. */
+/* Changes by what a pass gains without each; those that it gains most without go until the phase is faster. */
+static bool drop_culprits(struct compared *c, struct change **list, unsigned n, uint32_t phase) {
+    double *gain = arena_array(c->t->a, n, sizeof *gain), again;
+    unsigned n_tried = 0;
+    for (; n_tried < n && !is_short(c); n_tried++) {
+        struct change *x = list[n_tried];
+        double mine;
+        unsigned at = n_tried;
+        if (!try_without(c, x, phase, false, &mine)) return false;
+        for (; at && gain[at - 1] < mine; at--) gain[at] = gain[at - 1], list[at] = list[at - 1];
+        gain[at] = mine, list[at] = x;
+    }
+    for (unsigned i = 0; i < n_tried && i + 1 < n && gain[i] > 0 && is_slow(c, phase) && !is_short(c); i++)
+        if (!try_without(c, list[i], phase, true, &again)) return false;
+    return true;
+}
+
+/* If a phase is no faster a second time either: put changes back until it is, and all that may go if that takes too long or does
+ * not help. */
 static bool settle(struct compared *c, uint32_t phase) {
     struct tuner *t = c->t;
     struct change **list = arena_array(t->a, c->n_changes + 1u, sizeof *list);
-    unsigned n = list_changes(c, phase, list), left = n;
+    unsigned n = list_changes(c, phase, list);
     bool *only = arena_array(t->a, c->program->n_phases, sizeof *only);
     only[phase] = true;
-    t->progress.total = t->progress.done + n + 1;
+    t->progress.total = t->progress.done + n + 2;
     if (!is_short(c) && !compare(c, only, arena_printf(t->a, "%s again", phase_name(&c->v->passes[phase], t->a)))) return false;
-    double ratio = ratio_of(c, phase);
-    for (unsigned i = 0; i < n && left > 1 && !(ratio < 1) && !is_short(c); i++) {
-        const char *name = tune_unit_name(&t->all.units[list[i]->units[0]], t->a);
-        list[i]->kept = false;
-        if (!compare(c, only, arena_printf(t->a, "%s without %s", phase_name(&c->v->passes[phase], t->a), name))) return false;
-        list[i]->kept = !(ratio_of(c, phase) < CULPRIT * ratio);
-        if (!list[i]->kept) ratio = ratio_of(c, phase), left--;
-    }
-    for (unsigned i = 0; i < n && !(ratio < 1); i++) list[i]->kept = false;
+    if (is_slow(c, phase) && n > 1 && !drop_culprits(c, list, n, phase)) return false;
+    if (!is_slow(c, phase)) return true;
+    drop_rest(c, list, n);
+    c->accepted[phase] = is_touched(c, phase);
     return true;
 }
 
 /* All phases with changes, then again those in which something was put back. */
 static bool decide(struct compared *c) {
     unsigned n = c->program->n_phases;
-    bool *only = arena_array(c->t->a, n, sizeof *only), *had = arena_array(c->t->a, c->n_changes + 1u, sizeof *had);
+    bool *only = arena_array(c->t->a, n, sizeof *only);
+    c->stale = arena_array(c->t->a, n, sizeof *c->stale), c->accepted = arena_array(c->t->a, n, sizeof *c->accepted);
     for (uint32_t i = 0; i < n; i++) only[i] = is_touched(c, i);
     bool ok = compare(c, only, "all that was found");
     for (uint32_t slow; ok && (slow = find_slow(c)) != UINT32_MAX;) {
-        bool *touched = arena_array(c->t->a, n, sizeof *touched), any = false;
-        for (unsigned i = 0; i < c->n_changes; i++) had[i] = c->changes[i].kept;
+        bool any = false;
         if (!settle(c, slow)) return false;
-        for (uint32_t i = 0; i < n; i++) {           /* phases of what has gone, and still with something new */
-            only[i] = false;
-            for (unsigned j = 0; j < c->n_changes; j++) {
-                struct change *x = &c->changes[j];
-                if (!had[j] || x->kept) continue;
-                x->kept = true;
-                for (uint32_t k = 0; k < c->program->phases[i].n_launches && !only[i]; k++) only[i] = change_at(c, i, k) == x;
-                x->kept = false;
-            }
-            touched[i] = only[i] && is_touched(c, i), any |= touched[i];
-        }
-        if (any) ok = compare(c, touched, "what is left");
+        for (uint32_t i = 0; i < n; i++) only[i] = c->stale[i] && is_touched(c, i), any |= only[i], c->stale[i] = false;
+        if (any) ok = compare(c, only, "what is left");
     }
     return ok;
 }

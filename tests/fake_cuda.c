@@ -45,6 +45,7 @@ struct op {
 struct object {
     enum fake_kind kind;
     struct object *next;
+    const struct object *context;   /* in which it was made; its own, if it is one */
     uint8_t *host;              /* memory, host, range */
     uint64_t bytes;
     uint64_t mapped_at;         /* chunk: where, 0: nowhere */
@@ -62,6 +63,7 @@ struct object {
 
 static struct fake_report report;
 static struct object *objects;
+static const struct object *current[16];   /* contexts, pushed one on the other: report.depth of them */
 static struct op *queue;
 static size_t n_queue;
 static struct object *captured;            /* the graph that a stream is recording */
@@ -99,6 +101,7 @@ static struct object *object_new(enum fake_kind kind) {
     struct object *o = calloc(1, sizeof *o);
     if (!o) abort();
     o->kind = kind, o->next = objects, objects = o;
+    o->context = kind == FAKE_CONTEXT ? o : report.depth ? current[report.depth - 1] : NULL;
     report.live[kind]++;
     return o;
 }
@@ -119,6 +122,12 @@ static void object_free(struct object *o) {
     else if (o->host) engine_free(o->host, o->bytes);
     free(o->ops);
     free(o);
+}
+
+static int context_push(const char *call, const struct object *context) {
+    if ((size_t)report.depth == sizeof current / sizeof *current) return misuse(call, "contexts are pushed and never popped");
+    current[report.depth++] = context;
+    return OK;
 }
 
 static int object_destroy(const char *call, void *handle, enum fake_kind kind) {
@@ -298,8 +307,7 @@ API(cuDeviceTotalMem_v2, size_t *bytes, int device) {
 API(cuCtxCreate_v2, struct object **context, unsigned flags, int device) {
     ENTER(false);
     *context = object_new(FAKE_CONTEXT);
-    report.depth++;
-    return flags || device ? misuse(__func__, "flags") : OK;
+    return flags || device ? misuse(__func__, "flags") : context_push(__func__, *context);
 }
 
 /* All that was made in it goes with it; a driver does that too, whatever state it is in. */
@@ -308,15 +316,19 @@ API(cuCtxDestroy_v2, struct object *context) {
     if (!object_find(context, FAKE_CONTEXT)) return misuse(__func__, "not a context");
     free(queue);
     queue = NULL, n_queue = 0, captured = NULL;
-    for (; objects; object_free(objects)) report.left += objects != context;
+    for (struct object *o = objects, *next; o; o = next) {
+        next = o->next;
+        if (o->context != context || o == context) continue;
+        report.left++;
+        object_free(o);
+    }
+    object_free(context);
     return r;
 }
 
 API(cuCtxPushCurrent_v2, struct object *context) {
     ENTER(false);
-    if (!object_find(context, FAKE_CONTEXT)) return misuse(__func__, "not a context");
-    report.depth++;
-    return OK;
+    return object_find(context, FAKE_CONTEXT) ? context_push(__func__, context) : misuse(__func__, "not a context");
 }
 
 API(cuCtxPopCurrent_v2, struct object **context) {

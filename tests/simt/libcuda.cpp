@@ -27,7 +27,7 @@ struct Kernel : engine_kernel {
 
 struct Memory {
     char *at;
-    bool copied, weights;
+    bool copied, weights, known;    // known: it was there when a context was made, before anything ran
 };
 
 struct Device {
@@ -107,7 +107,7 @@ int engine_open(int arch) {
 
 void *engine_alloc(uint64_t bytes) {
     void *p = simt::device_alloc(bytes, "memory");
-    if (p) device.memory.push_back({static_cast<char *>(p), false, false});
+    if (p) device.memory.push_back({static_cast<char *>(p), false, false, false});
     return p;
 }
 
@@ -124,7 +124,9 @@ void engine_copied(void *p) {
 
 void engine_filled(void *) {
     for (Memory &m : device.memory) {
-        if (!m.copied || m.weights) continue;
+        bool known = m.known;
+        m.known = true;
+        if (!m.copied || known) continue;
         m.weights = true;
         simt::device_read_only(m.at);
         if (device.log) simt::device_count(m.at);
