@@ -169,13 +169,28 @@ static struct named *pieces_sorted(const struct side *p, struct arena *a) {
     return list;
 }
 
-/* "" where the two say the same. */
-static const char *kernel_difference(const struct side *a, uint32_t i, const struct side *b, uint32_t j) {
+/* "tokens=4 (a spec:12), turns=16 (default)" without what stands in parentheses. */
+static const char *choices_of(const char *why, struct arena *a) {
+    char *out = arena_copy(a, why, strlen(why)), *to = out;
+    unsigned depth = 0;
+    for (const char *p = why; *p; p++) {
+        depth += *p == '(';
+        if (!depth) *to++ = *p;
+        depth -= *p == ')' && depth;
+    }
+    *to = 0;
+    return out;
+}
+
+/* "" where the two say the same; "reason": the same parameters, and chosen by something else. */
+static const char *kernel_difference(const struct side *a, uint32_t i, const struct side *b, uint32_t j, struct arena *arena) {
     const struct plan_kernel *x = &a->v.kernels[i], *y = &b->v.kernels[j];
-    if (strcmp(a->s.kernels[i].why, b->s.kernels[j].why)) return "parameters";
+    const char *why = a->s.kernels[i].why, *other = b->s.kernels[j].why;
+    if (strcmp(choices_of(why, arena), choices_of(other, arena))) return "parameters";
     if (memcmp(&x->source_hash, &y->source_hash, sizeof x->source_hash)) return "source or compiler";
     if (x->code_bytes != y->code_bytes || x->registers != y->registers || x->spill_bytes != y->spill_bytes) return "code";
-    return memcmp(a->v.code + x->code_offset, b->v.code + y->code_offset, x->code_bytes) ? "code" : "";
+    if (memcmp(a->v.code + x->code_offset, b->v.code + y->code_offset, x->code_bytes)) return "code";
+    return strcmp(why, other) ? "reason" : "";
 }
 
 static void add_kernel(json_t *rows, const struct diff *f, const char *difference, const struct named *x, const struct named *y) {
@@ -194,7 +209,7 @@ static json_t *kernels_part(const struct diff *f) {
     const struct named *a = kernels_sorted(&f->a, f->arena), *b = kernels_sorted(&f->b, f->arena);
     for (uint32_t i = 0, j = 0; i < f->a.v.n_kernels || j < f->b.v.n_kernels;) {
         int c = i == f->a.v.n_kernels ? 1 : j == f->b.v.n_kernels ? -1 : strcmp(a[i].name, b[j].name);
-        const char *how = c < 0 ? "only in a" : c > 0 ? "only in b" : kernel_difference(&f->a, a[i].index, &f->b, b[j].index);
+        const char *how = c < 0 ? "only in a" : c > 0 ? "only in b" : kernel_difference(&f->a, a[i].index, &f->b, b[j].index, f->arena);
         if (*how) add_kernel(rows, f, how, c <= 0 ? &a[i] : NULL, c >= 0 ? &b[j] : NULL);
         i += c <= 0;
         j += c >= 0;

@@ -120,6 +120,20 @@ static void set_resources(json_t *row, const struct sheet *s, const struct sheet
 
 static const char *why_text(const struct sheet_kernel *k) { return *k->why ? k->why : "the only kernel for this: nothing to tune"; }
 
+/* "prefill 1: 60, decode: 60": what the launches of a kernel are part of. */
+static const char *uses_text(const struct sheet *s, uint32_t kernel, struct arena *a) {
+    const char *text = "";
+    for (uint32_t i = 0; i < s->n_phases; i++) {
+        const struct sheet_phase *p = &s->phases[i];
+        uint32_t n = 0;
+        for (uint32_t j = 0; j < p->n_launches; j++) n += s->launches[p->first_launch + j].kernel == kernel;
+        if (!n) continue;
+        const char *tokens = p->kind == PLAN_PHASE_PREFILL ? arena_printf(a, " %u", p->n_tokens) : "";
+        text = arena_printf(a, "%s%s%s%s: %u", text, *text ? ", " : "", sheet_phase_names[p->kind], tokens, n);
+    }
+    return text;
+}
+
 /* One row a kernel: its first launch stands for all, as bytes and flops follow from what a kernel is specialised for. */
 static json_t *kernels_part(const struct sheet *s, struct arena *a) {
     struct use { uint32_t n, barriers, first; } *uses = arena_array(a, s->n_kernels + 1u, sizeof *uses);
@@ -138,6 +152,7 @@ static json_t *kernels_part(const struct sheet *s, struct arena *a) {
         report_set(row, "kernel", report_text(s->kernels[i].name));
         report_set(row, "first", report_integer(uses[i].first));
         report_set(row, "launches", report_integer(uses[i].n));
+        report_set(row, "in_steps", report_text(uses_text(s, i, a)));
         report_set(row, "barriers", report_integer(uses[i].barriers));
         c.bound_ns[COST_WAITS] = 0;   /* not each of its launches waits */
         set_cost(row, &c);

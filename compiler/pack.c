@@ -19,6 +19,15 @@ int pack_lock(const char *path, struct diag *d) {
     return -1;
 }
 
+static bool same_inode(const struct stat *a, const struct stat *b) { return a->st_dev == b->st_dev && a->st_ino == b->st_ino; }
+
+bool pack_check(int fd, const struct plan_view *v, const char *path, struct diag *d) {
+    struct stat own, seen, named;
+    if (!fstat(fd, &own) && !fstat(v->fd, &seen) && !stat(path, &named) && same_inode(&own, &seen) && same_inode(&own, &named)) return true;
+    diag_error(d, "plan-replaced", path, "another file has taken this name meanwhile; nothing was written: run it again");
+    return false;
+}
+
 bool pack_append(int fd, const struct plan_view *v, const struct buffer *tail) {
     struct stat st;
     struct plan_slot slot;
@@ -57,14 +66,14 @@ static bool write_packed(struct output *o, const struct plan_view *v, struct dia
     return output_write(o, tail.data, tail.bytes, PLAN_HEADER_BYTES + weights, d) && output_write(o, head.page, sizeof head.page, 0, d);
 }
 
-static int pack_open_plan(const char *path, const struct plan_view *v, struct arena *a, struct diag *d) {
+static int pack_open_plan(const char *path, int fd, const struct plan_view *v, struct arena *a, struct diag *d) {
     struct output o;
     uint64_t packed = PLAN_HEADER_BYTES + v->header->weights_bytes + v->slot->tail_bytes;
     if (packed == v->map_bytes) {
         if (!progress_quiet) fprintf(stderr, "%s: nothing to drop\n", path);
         return 0;
     }
-    bool ok = output_open(&o, path, a, d) && write_packed(&o, v, d) && output_publish(&o, a, d);
+    bool ok = output_open(&o, path, a, d) && write_packed(&o, v, d) && pack_check(fd, v, path, d) && output_publish(&o, a, d);
     output_abandon(&o);
     if (ok && !progress_quiet) fprintf(stderr, "%s: %.1f MB less\n", path, (double)(v->map_bytes - packed) / 1e6);
     return ok ? 0 : 3;
@@ -78,7 +87,7 @@ int pack_plan(const char *path, struct arena *a, struct diag *d) {
     int rc = 1;
     if (!plan_open(&v, path, &e)) diag_error(d, "plan", NULL, "%s", e.text);
     else {
-        rc = pack_open_plan(path, &v, a, d);
+        rc = pack_check(fd, &v, path, d) ? pack_open_plan(path, fd, &v, a, d) : 3;
         plan_close(&v);
     }
     close(fd);

@@ -9,6 +9,8 @@
  * A message says how many bytes that saved. 0 or the exit code; diagnostics. */
 int pack_plan(const char *path, struct arena *a, struct diag *d);
 
+/* Is fd still what v and the name stand for? A file that was replaced meanwhile is another plan. False: diagnostics. */
+bool pack_check(int fd, const struct plan_view *v, const char *path, struct diag *d);
 /* Append a tail to the plan that v is the view of, and put it to use: written, synced, and then the slot that is not in use.
  * Stopped at any moment, the plan is as it was. fd is open for writing. False with errno set. */
 bool pack_append(int fd, const struct plan_view *v, const struct buffer *tail);

@@ -35,6 +35,7 @@ struct retune {
     struct spec spec;             /* with what was found */
     struct program program;
     struct buffer origin_section;
+    bool unfit;                   /* what was found does not fit this plan: bad input, and no fault of the machine */
     bool appended;                /* the plan's new tail is in use, until it proves slower, or a user stops */
     double *before_us, *predicted_us, *after_us;   /* [n_phases]; after_us: 0 where nothing changed */
     double *gain_us;              /* [n_kernels]: what the search says a launch gains */
@@ -192,9 +193,10 @@ static bool time_failed(const struct retune *r, const struct jllm_error *e) {
     return false;
 }
 
-static bool time_open(const struct retune *r, struct passes *p, double *us) {
+/* The file that is open, whatever its name stands for by now. */
+static bool time_open(const struct retune *r, int fd, struct passes *p, double *us) {
     struct jllm_error e;
-    return passes_open(p, r->o->plan, us, &e) || time_failed(r, &e);
+    return passes_open(p, arena_printf(r->a, "/proc/self/fd/%d", fd), us, &e) || time_failed(r, &e);
 }
 
 static bool time_plans(const struct retune *r, struct passes *const *plans, unsigned n, const bool *only, unsigned rounds) {
@@ -276,7 +278,8 @@ static bool lower_again(struct retune *r) {
     graph_build(g, &r->origin.model, r->spec.buckets, r->spec.n_buckets, r->a);
     if (!contract_lower(&r->program, &r->origin.model, &r->spec, g, r->a, r->d)) return false;
     memory_plan(&r->program);
-    if (!is_same_structure(r, &r->program)) return refuse(r, "retune", "with these parameters the plan would be another one: compile it with the results of jllmc tune");
+    r->unfit = !is_same_structure(r, &r->program);
+    if (r->unfit) return refuse(r, "retune", "with these parameters the plan would be another one: compile it with the results of jllmc tune");
     return memory_check(&r->program, r->d);
 }
 
@@ -300,7 +303,7 @@ static bool make_tail(struct retune *r, struct buffer *tail) {
 
 static bool change_plan(struct retune *r, int fd) {
     struct buffer tail = {0};
-    bool ok = lower_again(r) && make_tail(r, &tail);
+    bool ok = lower_again(r) && make_tail(r, &tail) && pack_check(fd, &r->view, r->o->plan, r->d);
     if (ok && !(ok = pack_append(fd, &r->view, &tail)))
         diag_error(r->d, "output", r->o->plan, "cannot write to this plan, which is as it was: %s", strerror(errno));
     buffer_free(&tail);
@@ -354,16 +357,16 @@ static void report(const struct retune *r, unsigned n_changed, bool kept, FILE *
 
 /* --- the command ----------------------------------------------------------------------------------- */
 
-static bool prepare(struct retune *r) {
+static int prepare(struct retune *r) {
     struct tuner *t = &r->tuner;
     const char *target = r->view.strings + r->view.info->target_name;
-    if (!origin_read(&r->origin, &r->view, r->o->plan, r->a, r->d) || !read_profile(r)) return false;
-    if (!tune_units_find(&t->all, &r->origin.model, &r->origin.spec, r->a, r->d)) return false;
-    if (!toolchain_find(&t->toolchain, &r->origin.spec, r->o->nvrtc, r->a, r->d)) return false;
-    if (strcmp(t->toolchain.target, target)) return refuse(r, "retune", arena_printf(r->a, "the plan is for %s, kernels are made for %s here", target, t->toolchain.target));
+    if (!origin_read(&r->origin, &r->view, r->o->plan, r->a, r->d) || !read_profile(r)) return 1;
+    if (!tune_units_find(&t->all, &r->origin.model, &r->origin.spec, r->a, r->d)) return 1;
+    if (!toolchain_find(&t->toolchain, &r->origin.spec, r->o->nvrtc, r->a, r->d)) return 3;
+    if (strcmp(t->toolchain.target, target)) return !refuse(r, "retune", arena_printf(r->a, "the plan is for %s, kernels are made for %s here", target, t->toolchain.target));
     t->search = r->o->search;
     t->search_text = arena_printf(r->a, "retune %s", tune_search_names[r->o->search]);
-    return check_templates(r) && choose_units(r) && tune_replay_read(t);
+    return !(check_templates(r) && choose_units(r) && tune_replay_read(t));
 }
 
 /* The old tail beside the new one. A CPU has both open and runs them in turn; a GPU's memory may hold the weights once, and its times
@@ -374,14 +377,14 @@ static bool compare(struct retune *r, int fd) {
     for (uint32_t i = 0; i < r->view.n_phases; i++)
         for (uint32_t j = 0; j < r->view.phases[i].n_launches; j++)
             only[i] |= r->gain_us[r->view.launches[r->view.phases[i].first_launch + j].kernel] != 0;
-    if (!time_open(r, &old, r->before_us)) return false;
+    if (!time_open(r, fd, &old, r->before_us)) return false;
     bool ok = time_plans(r, both, 1, NULL, ROUNDS);
     if (ok) predict(r);
     if (ok && !is_cpu) ok = time_plans(r, both, 1, only, PASSES_ROUNDS);
     if (!is_cpu) passes_close(&old);
     ok = ok && change_plan(r, fd);
     r->appended = ok;
-    ok = ok && time_open(r, &new, r->after_us);
+    ok = ok && time_open(r, fd, &new, r->after_us);
     if (ok) {
         ok = time_plans(r, is_cpu ? both : just_new, is_cpu ? 2 : 1, only, PASSES_ROUNDS);
         predict(r);
@@ -400,24 +403,26 @@ static bool is_slower(const struct retune *r) {
     return gained <= 0;
 }
 
-static bool retune_open_plan(struct retune *r, int fd, FILE *out) {
+/* 0 or the exit code. */
+static int retune_open_plan(struct retune *r, int fd, FILE *out) {
     struct tuner *t = &r->tuner;
     struct tuned_row *rows;
     unsigned n;
     double **const times[] = {&r->before_us, &r->predicted_us, &r->after_us};
     for (unsigned i = 0; i < COUNT(times); i++) *times[i] = arena_array(r->a, r->view.n_phases, sizeof **times[i]);
-    if (!prepare(r)) return false;
-    if (r->o->tuned && (t->fd = tune_file_open(r->o->tuned, &rows, &n, r->a, r->d)) < 0) return false;
+    int rc = prepare(r);
+    if (rc) return rc;
+    if (r->o->tuned && (t->fd = tune_file_open(r->o->tuned, &rows, &n, r->a, r->d)) < 0) return -t->fd;
     bool ok = search_units(r);
     if (t->fd >= 0) close(t->fd);
-    if (!ok) return false;
+    if (!ok) return 3;
     unsigned n_changed = spec_with_results(r);
     sum_gains(r);
     bool ran = !n_changed || compare(r, fd), kept = n_changed && ran && (t->replays || !is_slower(r));
     if (r->appended && !kept && !pack_revert(fd, &r->view))
-        return diag_error(r->d, "output", r->o->plan, "cannot put the old kernels to use again: %s", strerror(errno)), false;
+        return diag_error(r->d, "output", r->o->plan, "cannot put the old kernels to use again: %s", strerror(errno)), 3;
     if (ran) report(r, n_changed, kept, out);
-    return ran;
+    return ran ? 0 : r->unfit ? 1 : 3;
 }
 
 int retune_run(const struct retune_options *o, FILE *out, struct arena *a, struct diag *d) {
@@ -427,7 +432,7 @@ int retune_run(const struct retune_options *o, FILE *out, struct arena *a, struc
     if (fd < 0) return 3;
     if (!plan_open(&r.view, o->plan, &e)) diag_error(d, "plan", NULL, "%s", e.text);
     else {
-        if (retune_open_plan(&r, fd, out)) rc = 0;
+        rc = pack_check(fd, &r.view, o->plan, d) ? retune_open_plan(&r, fd, out) : 3;
         plan_close(&r.view);
     }
     close(fd);

@@ -600,9 +600,14 @@ class Run(Cli):
             self.skipTest("no /dev/full")
         with open("/dev/full", "w") as full:
             p = subprocess.run([product.tool("jllm-run"), self.hi, "-p", "x", "--temp", "0"], stdout=full, stderr=subprocess.PIPE, env=product.environment())
-            self.assertIn(p.returncode, (1, 3), p.stderr)
-            p = subprocess.run([product.tool("jllmc"), "spec", "dump", "cpu"], stdout=full, stderr=subprocess.PIPE, env=product.environment())
             self.assertEqual(p.returncode, 3, p.stderr)
+            for argv in (["jllmc", "spec", "dump", "cpu"], ["jllmc", "--help"], ["jllm-run", "--help"], ["jllm-run", "--version"], ["jllm-bench", "--help"],
+                         ["jllm-bench", "--version"], ["jllm-bench", "--peak", "-t", "1"], ["jllm-run", self.hi, "--selftest"],
+                         ["jllm-bench", self.hi, "-p", "3", "-n", "0", "-r", "1"], ["jllm-bench", self.hi, "--ops", "1", "-r", "1", "-o", "json"]):
+                with self.subTest(argv):
+                    p = subprocess.run([product.tool(argv[0]), *argv[1:]], stdout=full, stderr=subprocess.PIPE, env=product.environment())
+                    self.assertEqual(p.returncode, 3, p.stderr)
+                    self.assertEqual(p.stderr, b"error: cannot write to stdout: No space left on device\n")
 
 
 class Bench(Cli):
@@ -680,6 +685,32 @@ class Bench(Cli):
         self.assertRegex(table, r"(?m)^\| decode \| head \| matmul \| q8_0 \|")
         for flags, said in ((("--ops", "7"), "no bucket of so many tokens"), (("--ops", "-d", "1,2"), "one -d")):
             self.usage(product.run("jllm-bench", self.plan, *flags), said)
+        to = product.path("none.jsonl")
+        for flags in (("--ops", "-d", 128), ("--ops", "8", "-d", 121), ("--ops", "1,8", "-d", 125), ("--profile", to, "-d", 128)):
+            r = product.run("jllm-bench", self.plan, *flags, "-r", 1, "-t", 1)       # the context holds 128
+            self.refused(r, 1, r"a pass of \d tokens after \d+ needs \d+, the plan's context holds 128")
+            self.assertEqual(r.out, b"")
+        self.assertFalse(os.path.exists(to))
+        r = self.ok(product.run("jllm-bench", self.plan, "--ops", "-d", 125, "-r", 1, "-t", 1, "-o", "jsonl"))
+        self.assertEqual({json.loads(line)["phase"] for line in r.text.splitlines()}, {"decode"}, "a bucket of 8 has no room")
+
+    def test_ops_and_profile_agree(self):
+        """Floors are by the same rates: a spec that states bandwidth alone leaves arithmetic out of both."""
+        for sets in (("target.dram_gbps=9", "target.l2_mib=0"), ("target.dram_gbps=9", "target.peak_gflops=3", "target.l2_mib=0")):
+            plan = product.plan(product.model(*TINY), "--set", "buckets=8", *(x for s in sets for x in ("--set", s)))
+            to = product.path("agree.jsonl")
+            self.ok(product.run("jllm-bench", plan, "--profile", to, "--ops", "8", "-r", 1, "-t", 1))
+            want = {}
+            for line in product.read(to).decode().splitlines():
+                row = json.loads(line)
+                if row["row"] == "op" and "cache_bytes" not in row:
+                    want[row["kernel"]] = row.get("floor_us", 0)
+            rows = json.loads(self.ok(product.run("jllm-bench", plan, "--ops", "8", "-r", 1, "-t", 1, "-o", "json")).text)
+            for r in rows:
+                if r["kernel"] in want:
+                    self.assertAlmostEqual(r["floor_us"], want[r["kernel"]], places=6, msg=r["kernel"])
+            self.assertGreater(len(want), 3)
+            self.assertGreater(max(want.values()), 0)
 
     def test_perf_map(self):
         self.usage(product.run("jllm-bench", self.plan, "--perf-map", "-t", "1,2"), "--perf-map takes one -t")

@@ -83,6 +83,12 @@ class Explain(Report):
             for key in ("launches", "mb", "mflops", "floor_us", "expected_us"):
                 self.assertAlmostEqual(sum(o[key] for o in ops), step[key], delta=1e-3 * step[key] + 1e-4, msg=key)
         self.assertEqual(sum(k["launches"] for k in f["kernels"]), sum(s["launches"] for s in f["steps"]))
+        for k in f["kernels"]:
+            self.assertEqual(sum(int(part.rsplit(": ", 1)[1]) for part in k["in_steps"].split(", ")), k["launches"])
+        for s in f["steps"]:
+            name = f"{s['step']} {s['n_tokens']}" if s["step"] == "prefill" else s["step"]
+            counted = [int(part.rsplit(": ", 1)[1]) for k in f["kernels"] for part in k["in_steps"].split(", ") if part.rsplit(": ", 1)[0] == name]
+            self.assertEqual(sum(counted), s["launches"], name)
         self.assertEqual(sum(k["barriers"] for k in f["kernels"]), sum(s["barriers"] for s in f["steps"]))
         inspected = json.loads(product.run("jllmc", "inspect", plan, "-o", "json").text)
         for step, phase in zip(f["steps"], inspected["phases"]):
@@ -182,6 +188,15 @@ class Diff(Report):
         self.assertGreater(costs["decode_us"]["change"], 0)
         self.assertIn("only in b", {k["difference"] for k in f["kernels"]})
         self.assertEqual({(s["step"], s["difference"]) for s in f["steps"]}, {("prefill", "launches differ"), ("decode", "launches differ")})
+
+    def test_a_reason_alone(self):
+        """The same parameters, said by something else: nothing that runs is another."""
+        model = product.model(*TINY)
+        a, b = product.plan(model), product.plan(model, "--set", "matmul.tokens=4")
+        kernels = self.report("diff", a, b, rc=1)["kernels"]
+        self.assertEqual({k["difference"] for k in kernels}, {"reason"})
+        self.assertEqual({k["difference"] for k in self.report("diff", a, product.plan(model, "--set", "matmul.tokens=2"), rc=1)["kernels"]},
+                         {"parameters"})
 
     def test_buckets(self):
         a, b = product.plan(product.model(*TINY), "--set", "buckets=8,16"), product.plan(product.model(*TINY), "--set", "buckets=8,24")

@@ -256,7 +256,7 @@ class Tune(Case):
         self.ok(self.tune("--sweep", "matmul.tokens=[2|4]"))
         self.assertEqual({t["set"]["tokens"] for t in rows(self.file, "tried")}, {2})
         for bad, what in (("matmul.tokens=[3]", "not values"), ("matmul.stages=[3|4]", "no such parameter"), ("tokens", "must read"),
-                          ("matmul.tokens=[2|]", "not values"), ("other.tokens=[2]", "no such parameter")):
+                          ("matmul.tokens=[2|]", "not values"), ("matmul.tokens=[2|2]", "each once"), ("matmul.activations=[exact|q8]", "no parameter to tune"), ("other.tokens=[2]", "no such parameter")):
             with self.subTest(bad):
                 self.refused(self.tune("--sweep", bad, asan=True), 1, what)
 
@@ -495,6 +495,45 @@ int fsync(int fd) {
 """
 
 
+REPLACER = rb"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+/* $REPLACE_BY takes the name $REPLACE_FILE at the first call of $REPLACE_AT. */
+static void replace_at(const char *what) {
+    const char *at = getenv("REPLACE_AT"), *by = getenv("REPLACE_BY"), *file = getenv("REPLACE_FILE");
+    if (at && by && file && !strcmp(at, what)) rename(by, file);
+}
+int flock(int fd, int how) {
+    int (*next)(int, int) = (int (*)(int, int))dlsym(RTLD_NEXT, "flock");
+    replace_at("flock");
+    return next(fd, how);
+}
+int memfd_create(const char *name, unsigned flags) {
+    int (*next)(const char *, unsigned) = (int (*)(const char *, unsigned))dlsym(RTLD_NEXT, "memfd_create");
+    replace_at("memfd");
+    return next(name, flags);
+}
+ssize_t pwrite(int fd, const void *p, size_t n, off_t o) {
+    ssize_t (*next)(int, const void *, size_t, off_t) = (ssize_t (*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
+    replace_at("pwrite");
+    return next(fd, p, n, o);
+}
+/* Or the disk is full. */
+int fsync(int fd) {
+    int (*next)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+    const char *at = getenv("REPLACE_AT");
+    if (!at || strcmp(at, "full")) return next(fd);
+    errno = ENOSPC;
+    return -1;
+}
+"""
+
+
 class Retune(Case):
     def setUp(self):
         super().setUp()
@@ -662,6 +701,37 @@ class Retune(Case):
         self.refused(r, 130, "interrupted; the plan is as it was")
         self.assertEqual(self.inspect()["plan"]["generation"], 1)
         self.same_bytes(product.read(self.plan)[:len(self.old)], self.old)
+
+    def test_a_plan_that_is_replaced(self):
+        """Another file under the plan's name, whenever that happens: one error, and neither file is written to."""
+        source = product.write(product.path("replace/shim.c"), REPLACER)
+        shim = product.path("replace/shim.so")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"], check=True)
+        profile = self.profile(self.kernels[:1])
+        retune = ["retune", self.plan, "--profile", profile, "-q"]
+        self.ok(self.retune(profile))
+        grown = product.read(self.plan)      # there is something to pack
+        for argv, moment, before in ((retune, "flock", self.old), (retune, "memfd", self.old), (["pack", self.plan, "-q"], "flock", grown),
+                                     (["pack", self.plan, "-q"], "pwrite", grown)):
+            with self.subTest(f"{argv[0]} at {moment}"):
+                product.write(self.plan, before)
+                other, kept = product.write(f"{self.home}/other.plan", before), f"{self.home}/kept.plan"
+                if os.path.exists(kept):
+                    os.unlink(kept)
+                os.link(self.plan, kept)     # the file that was opened
+                r = product.run("jllmc", *argv, env=product.environment(JLLM_TUNE_REPLAY=self.replay(), LD_PRELOAD=shim, REPLACE_AT=moment,
+                                                                        REPLACE_BY=other, REPLACE_FILE=self.plan))
+                self.assertFalse(os.path.exists(other), "the shim has done its work")
+                self.refused(r, 3, r"^error: \S*x\.plan: another file has taken this name meanwhile")
+                self.assertEqual(r.err.count("error: "), 1, r.err)
+                for path in (self.plan, kept):
+                    self.same_bytes(product.read(path), before)
+                self.assertEqual([n for n in os.listdir(self.home) if "partial" in n], [])
+        for argv, before, said in ((retune, self.old, "cannot write to this plan, which is as it was"), (["pack", self.plan, "-q"], grown, "cannot write")):
+            product.write(self.plan, before)
+            r = product.run("jllmc", *argv, env=product.environment(JLLM_TUNE_REPLAY=self.replay(), LD_PRELOAD=shim, REPLACE_AT="full"))
+            self.refused(r, 3, said + ".*No space left")
+            self.same_bytes(product.read(self.plan), before)
 
     def test_pack(self):
         self.ok(product.run("jllmc", "pack", self.plan, asan=True))

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../plan.h"
 
@@ -96,6 +97,13 @@ static _Noreturn void stop(int code, const char *format, ...) {
     fputc('\n', stderr);
     va_end(args);
     exit(code);
+}
+
+void args_check_output(bool ok) {
+    if (ok) return;
+    if (errno == EPIPE) _exit(EXIT_BAD_INPUT);
+    fprintf(stderr, "error: cannot write to stdout: %s\n", strerror(errno));
+    _exit(EXIT_ENVIRONMENT);
 }
 
 /* ---- options as getopt takes them ---- */
@@ -279,9 +287,11 @@ static void apply_switch(struct args *a, int id) {
     case OPT_SELFTEST: a->mode = ARGS_SELFTEST; break;
     case OPT_TOKENIZE: a->mode = ARGS_TOKENIZE; break;
     case OPT_DETOKENIZE: a->mode = ARGS_DETOKENIZE; break;
-    case OPT_HELP: fputs(usage, stdout); exit(0);
+    case OPT_HELP:
+        args_check_output(fputs(usage, stdout) >= 0 && !fflush(stdout));
+        exit(0);
     case OPT_VERSION:
-        printf("jllm-run %s (plan version %d)\n", JLLM_VERSION, PLAN_VERSION);
+        args_check_output(printf("jllm-run %s (plan version %d)\n", JLLM_VERSION, PLAN_VERSION) > 0 && !fflush(stdout));
         exit(0);
     default: break;
     }

@@ -30,6 +30,10 @@ struct args {
     bool raw, ignore_eos, hide_prompt, verify, verbose, plain, single_launches, perf_map;
 };
 
+/* A result that did not reach stdout is no success: unless `ok` the program ends, errno saying why, with exit code 3. A reader that
+ * has gone away (head, a closed pipe) is no news to anyone: without a word, and 1. */
+void args_check_output(bool ok);
+
 /* getopt_long_only without abbreviations: the next option's value with its index and optarg, or -1.
  * What it does not know (with a suggestion), or what lacks a value or has one too many, ends the
  * program with exit code 2. */

@@ -185,8 +185,12 @@ static void apply(struct bench *b, int id, const char *value) {
         if (!*value) stop(EXIT_USAGE, "--profile takes the name of a file");
         b->profile_path = value;
         break;
-    case 'v': printf("jllm-bench %s (plan version %d)\n", JLLM_VERSION, PLAN_VERSION); exit(0);
-    default: fputs(usage, stdout); exit(0);
+    case 'v':
+        args_check_output(printf("jllm-bench %s (plan version %d)\n", JLLM_VERSION, PLAN_VERSION) > 0 && !fflush(stdout));
+        exit(0);
+    default:
+        args_check_output(fputs(usage, stdout) >= 0 && !fflush(stdout));
+        exit(0);
     }
 }
 
@@ -522,7 +526,7 @@ static void print_result(const struct bench *b, json_t *o, bool first) {
         fputs(first ? "[\n" : ",\n", stdout);
         print_json(o);
     }
-    if (fflush(stdout)) exit(EXIT_BAD_INPUT);
+    args_check_output(!fflush(stdout) && !ferror(stdout));
 }
 
 /* ---- tests ---- */
@@ -572,8 +576,9 @@ static void set_share(json_t *o, const char *key, double part, double whole) {
     set(o, key, part > 0 && whole > 0 && part <= whole ? json_real(100 * part / whole) : json_null());
 }
 
+/* here: as measured; floors are by what the plan's spec states, as in a profile. */
 static json_t *make_ops_row(const struct bench *b, const struct plan_phase *p, const struct ops_row *r,
-                            const struct ops_limits *limits) {
+                            const struct ops_limits *here) {
     json_t *o = need(json_object());
     char phase[24];
     double gbps = r->bytes / r->us / 1e3;
@@ -590,7 +595,7 @@ static json_t *make_ops_row(const struct bench *b, const struct plan_phase *p, c
     set(o, "mb", r->bytes > 0 ? json_real(r->bytes / 1e6) : json_null());
     set(o, "mflop", r->flops > 0 ? json_real(r->flops / 1e6) : json_null());
     set(o, "gbps", r->bytes > 0 ? json_real(gbps) : json_null());
-    set_share(o, "pct_peak", gbps, limits->gbps);
+    set_share(o, "pct_peak", gbps, here->gbps);
     set_share(o, "pct_limit", r->floor_us, r->us);
     set_real(o, "floor_us", r->floor_us);
     set_text(o, "limit", r->floor_us <= 0 ? "unknown" : r->bandwidth_bound ? "bandwidth" : "rate");
@@ -600,8 +605,8 @@ static json_t *make_ops_row(const struct bench *b, const struct plan_phase *p, c
     set_int(o, "n_threads", b->info->n_threads);
     set_text(o, "gpu_info", b->info->device_name);
     set_int(o, "gpu_units", b->info->n_units);
-    set_real(o, "peak_gbps", limits->gbps);
-    set_real(o, "peak_gflops", limits->gflops);
+    set_real(o, "peak_gbps", here->gbps);
+    set_real(o, "peak_gflops", here->gflops);
     set_text(o, "model_filename", b->plan_path);
     set_text(o, "plan_hash", b->info->plan_hash);
     return o;
@@ -614,22 +619,25 @@ static struct ops_limits find_limits(const struct bench *b) {
     return (struct ops_limits){b->peak_gbps, gpu ? 0 : 2 * measure_gmacs(b->info->n_threads, 0.2, &isa)};
 }
 
-static void show_machine(const struct bench *b, const struct ops_limits *limits) {
+static void show_machine(const struct bench *b, const struct ops_limits *here) {
     if (strcmp(b->format, "md") != 0) return;
     if (b->info->n_units) printf("%s, %u multiprocessors in use", b->info->device_name, b->info->n_units);
     else printf("%s, %u threads", measure_cpu_name(), b->info->n_threads);
-    printf(", %.1f GB/s", limits->gbps);
-    if (limits->gflops > 0) printf(", %.1f fp32 GFLOP/s", limits->gflops);
+    printf(", %.1f GB/s", here->gbps);
+    if (here->gflops > 0) printf(", %.1f fp32 GFLOP/s", here->gflops);
     printf("; after %d tokens\n\n", b->depths.values[0]);
 }
 
-static void show_phase(struct bench *b, uint32_t phase, const struct plan_phase *p, const struct ops_limits *limits, bool *first) {
+static void show_phase(struct bench *b, uint32_t phase, const struct plan_phase *p, const struct ops_limits *here, bool *first) {
     struct jllm_error e;
+    struct plan_rates rates;
     size_t n;
-    struct ops_row *rows = ops_measure(b->plan, b->session, phase, limits, (size_t)b->repetitions, &n, &e);
+    ops_rates(b->plan, here, &rates);
+    struct ops_limits limits = ops_limits(b->plan, &rates);
+    struct ops_row *rows = ops_measure(b->plan, b->session, phase, &limits, (size_t)b->repetitions, &n, &e);
     if (!rows) stop_error(&e);
     for (size_t i = 0; i < n; i++, *first = false) {
-        json_t *o = make_ops_row(b, p, &rows[i], limits);
+        json_t *o = make_ops_row(b, p, &rows[i], here);
         print_result(b, o, *first);
         json_decref(o);
     }
@@ -642,10 +650,29 @@ static uint32_t ops_number(const struct plan_phase *p) {
     return listed ? p->n_tokens : 0;
 }
 
+static bool has_room(const struct bench *b, const struct plan_phase *p) {
+    return (long long)b->depths.values[0] + p->n_tokens <= b->info->ctx_max;
+}
+
+/* Of all phases those that find room behind the depth; of a list each (check_depth). */
 static bool is_wanted(const struct bench *b, const struct plan_phase *p) {
-    bool wanted = !b->ops_phases.n && ops_number(p);
+    bool wanted = !b->ops_phases.n && ops_number(p) && has_room(b, p);
     for (size_t i = 0; i < b->ops_phases.n; i++) wanted |= (uint32_t)b->ops_phases.values[i] == ops_number(p);
     return wanted;
+}
+
+static void check_depth(const struct bench *b, const struct plan_phase *p, size_t n) {
+    size_t n_wanted = 0;
+    uint32_t tokens = 1;
+    for (size_t i = 0; i < n; i++) {
+        if (!is_wanted(b, &p[i])) continue;
+        n_wanted++;
+        if (p[i].n_tokens > tokens) tokens = p[i].n_tokens;
+    }
+    long long needed = (long long)b->depths.values[0] + tokens;
+    if (!n_wanted || needed > b->info->ctx_max)
+        stop(EXIT_BAD_INPUT, "a pass of %u tokens after %d needs %lld, the plan's context holds %u; for more: jllmc compile MODEL.gguf --set "
+             "memory.ctx_max=%lld", tokens, b->depths.values[0], needed, b->info->ctx_max, needed);
 }
 
 static void check_ops(const struct bench *b, const struct plan_phase *p, size_t n) {
@@ -655,6 +682,7 @@ static void check_ops(const struct bench *b, const struct plan_phase *p, size_t 
         if (k == n) stop(EXIT_USAGE, "--ops %d: the plan has no bucket of so many tokens", b->ops_phases.values[i]);
     }
     if (b->depths.n != 1) stop(EXIT_USAGE, "%s takes one -d", b->profile_path ? "--profile" : "--ops");
+    check_depth(b, p, n);
 }
 
 static void show_ops(struct bench *b, bool *first) {
@@ -662,22 +690,22 @@ static void show_ops(struct bench *b, bool *first) {
     const struct plan_phase *p = jllm_plan_section(b->plan, PLAN_PHASES, &bytes);
     uint32_t n = (uint32_t)(bytes / sizeof *p);
     check_ops(b, p, n);
-    struct ops_limits limits = find_limits(b);
+    struct ops_limits here = find_limits(b);
     jllm_reset(b->session, 0);
     prefill(b, b->depths.values[0]);
-    if (*first) show_machine(b, &limits);
+    if (*first) show_machine(b, &here);
     for (uint32_t i = 0; i < n; i++)
-        if (p[i].kind == PLAN_PHASE_DECODE && is_wanted(b, &p[i])) show_phase(b, i, &p[i], &limits, first);
+        if (p[i].kind == PLAN_PHASE_DECODE && is_wanted(b, &p[i])) show_phase(b, i, &p[i], &here, first);
     for (uint32_t i = 0; i < n; i++)
-        if (p[i].kind != PLAN_PHASE_DECODE && is_wanted(b, &p[i])) show_phase(b, i, &p[i], &limits, first);
+        if (p[i].kind != PLAN_PHASE_DECODE && is_wanted(b, &p[i])) show_phase(b, i, &p[i], &here, first);
 }
 
 /* ---- a profile ---- */
 
 /* Whole prompts end with a head, which no number names. */
-static bool is_profiled(const struct bench *b, const struct plan_phase *p, uint32_t depth) {
+static bool is_profiled(const struct bench *b, const struct plan_phase *p) {
     bool head = p->kind == PLAN_PHASE_HEAD || p->kind == PLAN_PHASE_CANDIDATES;
-    return (head ? !b->ops_phases.n : is_wanted(b, p)) && p->n_tokens <= b->info->ctx_max - depth;
+    return (head ? !b->ops_phases.n : is_wanted(b, p)) && has_room(b, p);
 }
 
 static void write_profile(struct bench *b) {
@@ -693,7 +721,7 @@ static void write_profile(struct bench *b) {
     jllm_reset(b->session, 0);
     bool ok = !depth || jllm_prefill(b->session, b->ids, depth, &e);
     for (uint32_t i = 0; i < n && ok; i++)
-        if (is_profiled(b, &p[i], depth)) ok = profile_phase(f, b->session, i, &e);
+        if (is_profiled(b, &p[i])) ok = profile_phase(f, b->session, i, &e);
     struct jllm_error first = e;
     if (!profile_close(f, ok, &e) && ok) stop_error(&e);
     if (!ok) stop_error(&first);
@@ -705,6 +733,7 @@ int main(int argc, char **argv) {
     bool first = true;
     parse(&b, argc, argv);
     if (b.peak) show_peak(&b);
+    args_check_output(!fflush(stdout) && !ferror(stdout));
     if (!b.plan_path) return 0;
     size_t n = list_tests(&b, tests);
     if (!b.threads.n) b.threads = (struct list){{0}, 1};
@@ -719,6 +748,7 @@ int main(int argc, char **argv) {
         close_plan(&b);
     }
     if (strcmp(b.format, "json") == 0 && !b.profile_path) puts(first ? "[]" : "\n]");
+    args_check_output(!fflush(stdout) && !ferror(stdout));
     free(b.ids);
     return 0;
 }

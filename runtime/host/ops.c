@@ -42,6 +42,21 @@ static void row_fill(struct ops_row *r, const struct tables *t, const uint32_t *
     }
 }
 
+bool ops_rates(const struct jllm_plan *plan, const struct ops_limits *here, struct plan_rates *r) {
+    struct plan_forecast f = {0};
+    size_t bytes = 0;
+    const void *stated = jllm_plan_section(plan, PLAN_FORECAST, &bytes);
+    if (stated && bytes == sizeof f) memcpy(&f, stated, sizeof f);
+    bool of_spec = f.rates.dram_gbps > 0 || f.rates.peak_gflops > 0;
+    *r = of_spec ? f.rates : (struct plan_rates){.dram_gbps = here->gbps, .peak_gflops = here->gflops};
+    return of_spec;
+}
+
+struct ops_limits ops_limits(const struct jllm_plan *plan, const struct plan_rates *r) {
+    bool cached = (double)jllm_plan_info(plan)->decode_bytes <= r->cache_bytes;
+    return (struct ops_limits){cached ? 0 : r->dram_gbps, r->peak_gflops};
+}
+
 void ops_judge(struct ops_row *r, const struct ops_limits *limits) {
     double reading = limits->gbps > 0 ? (r->bytes + r->cache_bytes) / limits->gbps / 1e3 : 0;
     double computing = limits->gflops > 0 ? r->flops / limits->gflops / 1e3 : 0;

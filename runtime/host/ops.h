@@ -8,6 +8,11 @@
 /* What the machine gives at most; 0: unknown. */
 struct ops_limits { double gbps, gflops; };
 
+/* The rates that floors are worked out with: those of the plan's spec if it states any (true), else what was measured here. */
+bool ops_rates(const struct jllm_plan *plan, const struct ops_limits *here, struct plan_rates *r);
+/* The limits by such rates: weights that the last cache holds have none by bandwidth. */
+struct ops_limits ops_limits(const struct jllm_plan *plan, const struct plan_rates *r);
+
 /* A kernel in one phase. Strings are the plan's. */
 struct ops_row {
     const char *op, *kernel, *template_name, *quant;   /* op: of its first launch; quant: "" without a matrix */

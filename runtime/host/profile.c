@@ -102,13 +102,9 @@ static struct spread spread_of(double *x, size_t n) {
 /* ---- the first row ---- */
 
 static void set_rates(struct profile *p, json_t *o, const struct profile_machine *machine) {
-    struct plan_forecast f = {0};
-    size_t bytes = 0;
-    const void *stated = jllm_plan_section(p->plan, PLAN_FORECAST, &bytes);
-    if (stated && bytes == sizeof f) memcpy(&f, stated, sizeof f);
-    struct plan_rates *r = &f.rates;
-    bool of_spec = r->dram_gbps > 0 || r->peak_gflops > 0;
-    if (!of_spec) *r = (struct plan_rates){.dram_gbps = machine->gbps, .peak_gflops = machine->gflops};
+    struct ops_limits here = {machine->gbps, machine->gflops};
+    struct plan_rates rates_here, *r = &rates_here;
+    bool of_spec = ops_rates(p->plan, &here, r);
     const struct { const char *key; double value; } rates[] = {
         {"dram_gbps", r->dram_gbps}, {"dram_share", r->dram_share}, {"cache_share", r->cache_share},
         {"peak_gflops", r->peak_gflops}, {"gflops", r->gflops}, {"gweights", r->gweights}, {"barrier_us", r->barrier_us},
@@ -117,9 +113,8 @@ static void set_rates(struct profile *p, json_t *o, const struct profile_machine
     for (size_t i = 0; i < sizeof rates / sizeof *rates; i++) set_some(list, rates[i].key, rates[i].value);
     json_object_set_new(o, "rates", list);
     set_text(o, "rates_of", of_spec ? "spec" : "here");
-    bool cached = (double)p->info->decode_bytes <= r->cache_bytes;
-    json_object_set_new(o, "cached", json_boolean(cached));
-    p->limits = (struct ops_limits){cached ? 0 : r->dram_gbps, r->peak_gflops};
+    json_object_set_new(o, "cached", json_boolean((double)p->info->decode_bytes <= r->cache_bytes));
+    p->limits = ops_limits(p->plan, r);
     set_some(o, "here_gbps", machine->gbps);
     set_some(o, "here_gflops", machine->gflops);
 }
@@ -435,11 +430,17 @@ static size_t shares_of(const struct ops_row *rows, size_t n_rows, struct share 
 
 static void format_table(FILE *f, const struct pass *m, const struct share *shares, size_t n) {
     double us = 0;
-    for (size_t i = 0; i < n; i++) us += shares[i].us;
-    fprintf(f, "\n%s of %u token%s at position %zu: %.3f ms a pass\n%-12s %-12s %6s %10s %7s %8s\n", kinds[m->phase->kind], m->phase->n_tokens,
-            m->phase->n_tokens == 1 ? "" : "s", m->depth, spread_of(m->whole, m->repetitions).median / 1e3, "op", "kernel", "count", "ms", "share", "GB/s");
+    size_t op = 2, kernel = 6;       /* as wide as what stands in them, and their titles */
+    for (size_t i = 0; i < n; i++) {
+        us += shares[i].us;
+        if (strlen(shares[i].op) > op) op = strlen(shares[i].op);
+        if (strlen(shares[i].template_name) > kernel) kernel = strlen(shares[i].template_name);
+    }
+    fprintf(f, "\n%s of %u token%s at position %zu: %.3f ms a pass\n%-*s %-*s %6s %10s %7s %8s\n", kinds[m->phase->kind], m->phase->n_tokens,
+            m->phase->n_tokens == 1 ? "" : "s", m->depth, spread_of(m->whole, m->repetitions).median / 1e3, (int)op, "op", (int)kernel, "kernel",
+            "count", "ms", "share", "GB/s");
     for (const struct share *s = shares; s < shares + n; s++) {
-        fprintf(f, "%-12s %-12s %6u %10.3f %5.1f %%", s->op, s->template_name, s->count, s->us / 1e3, us > 0 ? 100 * s->us / us : 0);
+        fprintf(f, "%-*s %-*s %6u %10.3f %5.1f %%", (int)op, s->op, (int)kernel, s->template_name, s->count, s->us / 1e3, us > 0 ? 100 * s->us / us : 0);
         if (s->bytes > 0 && s->us > 0) fprintf(f, " %8.1f", s->bytes / s->us / 1e3);
         fputc('\n', f);
     }

@@ -201,16 +201,8 @@ static void check_prompt(const struct run *r) {
 
 /* ---- output ---- */
 
-/* A reader that has gone away (head, a closed pipe) is no news to anyone: leave without a word. */
-static void check_out(bool ok) {
-    if (ok) return;
-    if (errno == EPIPE) _exit(EXIT_BAD_INPUT);
-    perror("error: stdout");
-    _exit(EXIT_ENVIRONMENT);
-}
-
 static void write_out(const char *p, size_t bytes) {
-    check_out(fwrite(p, 1, bytes, stdout) == bytes && fflush(stdout) == 0);
+    args_check_output(fwrite(p, 1, bytes, stdout) == bytes && fflush(stdout) == 0);
 }
 
 static void write_token(struct run *r, int32_t id) {
@@ -592,9 +584,9 @@ static int run_detokenize(struct run *r) {
     json_array_foreach(list, i, item) {
         const char *text = element_text(r, item, &bytes);
         size_t skip = element_prefix(r, list, i);
-        check_out(fwrite(text + skip, 1, bytes - skip, stdout) == bytes - skip);
+        args_check_output(fwrite(text + skip, 1, bytes - skip, stdout) == bytes - skip);
     }
-    check_out(fflush(stdout) == 0);
+    args_check_output(fflush(stdout) == 0);
     json_decref(list);
     return 0;
 }
@@ -612,7 +604,7 @@ static int run_selftest(struct run *r) {
     unsigned n[2] = {0};
     bool ok = jllm_selftest(r->plan, show_check, n, &e);
     printf("selftest: %u checks passed, %u failed\n", n[0], n[1]);
-    check_out(fflush(stdout) == 0);
+    args_check_output(fflush(stdout) == 0);
     if (!ok) stop_error(&e);
     return 0;
 }
