@@ -160,21 +160,24 @@ static json_t *pass_row(const struct tune_pass *p) {
     return row;
 }
 
+static const char *gain_text(const struct tune_pass *p, struct arena *a) {
+    double percent = p->us > 0 ? 100 * (p->before_us / p->us - 1) : 0;
+    if (!(p->us > 0)) return "unchanged";
+    return percent < 0 ? arena_printf(a, "%.1f %% slower", 100 * (p->us / p->before_us - 1)) : arena_printf(a, "%.1f %% faster", percent);
+}
+
 /* "decode 2.1 % faster, prefill of 8 unchanged": what whole passes took, and did not predict. */
 static const char *gains_text(const struct tune_verdict *v, struct arena *a) {
-    const char *text = "";
+    const char *decode = "", *buckets = "", *back = "";
     if (v->why_not) return arena_printf(a, "not compared (%s); the choices are by launches alone", v->why_not);
     if (!v->n_changed) return "nothing to compare: no kernel is another than before";
-    for (unsigned i = v->n_passes; i-- > 0;) {           /* decode comes behind the buckets, and first here */
-        const struct tune_pass *p = &v->passes[i];
-        if (p->kind == PLAN_PHASE_DECODE) text = arena_printf(a, "decode %s", p->us > 0 ? arena_printf(a, "%.1f %% faster", 100 * (p->before_us / p->us - 1)) : "unchanged");
+    for (const struct tune_pass *p = v->passes; p < v->passes + v->n_passes; p++) {
+        if (p->kind == PLAN_PHASE_DECODE) decode = arena_printf(a, "decode %s", gain_text(p, a));
+        if (p->kind == PLAN_PHASE_PREFILL) buckets = arena_printf(a, "%s, prefill of %u %s", buckets, p->n_tokens, gain_text(p, a));
     }
-    for (unsigned i = 0; i < v->n_passes; i++) {
-        const struct tune_pass *p = &v->passes[i];
-        if (p->kind != PLAN_PHASE_PREFILL) continue;
-        text = arena_printf(a, "%s, prefill of %u %s", text, p->n_tokens, p->us > 0 ? arena_printf(a, "%.1f %% faster", 100 * (p->before_us / p->us - 1)) : "unchanged");
-    }
-    return v->n_put_back ? arena_printf(a, "%s; put back, faster alone and not here: %u launch%s", text, v->n_put_back, v->n_put_back > 1 ? "es" : "") : text;
+    if (v->n_put_back)
+        back = arena_printf(a, "; put back, faster alone and not here: %u launch%s", v->n_put_back, v->n_put_back > 1 ? "es" : "");
+    return arena_printf(a, "%s%s%s", decode, buckets, back);
 }
 
 static void report(const struct tuner *t, const char *file, const struct tune_verdict *v, const struct tune_options *o, FILE *out) {

@@ -298,7 +298,8 @@ static bool open_old(struct compared *c) {
     if (ok) {
         emit_header(&head.h, (struct hash128){0}, c->weights_bytes);
         emit_slot(&head.h.slot[0], 1, PLAN_HEADER_BYTES + c->weights_bytes, &tail);
-        ok = (file_put_at(c->fd, tail.data, tail.bytes, PLAN_HEADER_BYTES + c->weights_bytes) && file_put_at(c->fd, head.page, sizeof head.page, 0)) ||
+        ok = (file_put_at(c->fd, tail.data, tail.bytes, PLAN_HEADER_BYTES + c->weights_bytes) &&
+              file_put_at(c->fd, head.page, sizeof head.page, 0)) ||
              failed(c, arena_printf(c->t->a, "no memory for a plan: %s", strerror(errno)));
     }
     buffer_free(&tail);
@@ -326,15 +327,16 @@ static double replayed_us(struct tuner *t, uint32_t unit, int64_t *values) {
     return -1;
 }
 
-/* Of launches that have changed; all others are the same in both. */
+/* Of launches that something was found for; all others are the same in both. */
 static bool replay_phase(struct compared *c, uint32_t phase) {
+    struct tuner *t = c->t;
     const struct program_phase *p = &c->program->phases[phase];
     c->before_us[phase] = c->us[phase] = 0;
     for (uint32_t j = 0; j < p->n_launches; j++) {
-        if (!change_at(c, phase, j)) continue;
         uint32_t unit = c->unit_of[c->program->launches[p->first_launch + j].kernel];
-        double before = replayed_us(c->t, unit, c->before[unit]), us = replayed_us(c->t, unit, c->found[unit]);
-        if (before < 0 || us < 0) return failed(c, arena_printf(c->t->a, "there is no recorded time of %s", tune_unit_name(&c->t->all.units[unit], c->t->a)));
+        if (unit == UINT32_MAX || c->change_of[unit] == UINT32_MAX) continue;
+        double before = replayed_us(t, unit, c->before[unit]), us = replayed_us(t, unit, values_now(c, unit));
+        if (before < 0 || us < 0) return failed(c, arena_printf(t->a, "there is no recorded time of %s", tune_unit_name(&t->all.units[unit], t->a)));
         c->before_us[phase] += before, c->us[phase] += us;
     }
     return true;
@@ -355,7 +357,8 @@ static bool compare(struct compared *c, const bool *only, const char *what) {
     struct jllm_error e = {0};
     double until = base_seconds() + COMPARISON_SECONDS;
     if (c->until > 0 && c->until < until) until = c->until;
-    ok = make_tail(c, &tail) && (pack_append(c->fd, &c->old.plan->view, &tail) || failed(c, arena_printf(t->a, "no memory for a plan: %s", strerror(errno))));
+    ok = make_tail(c, &tail) && (pack_append(c->fd, &c->old.plan->view, &tail) ||
+                                 failed(c, arena_printf(t->a, "no memory for a plan: %s", strerror(errno))));
     buffer_free(&tail);
     ok = ok && ((passes_open(&new, arena_printf(t->a, "/proc/self/fd/%d", c->fd), c->us, &e) &&
                  passes_time(both, 2, only, PASSES_ROUNDS, until, &e)) || failed(c, e.text));
@@ -541,18 +544,25 @@ static bool append_row(struct compared *c, uint32_t unit, bool shape, bool kept)
     return tune_append(t, &row);
 }
 
+/* What a launch takes as it was is known only of what the spec chooses. */
+static void put_back(struct compared *c, uint32_t unit) {
+    const struct tune_unit *u = &c->t->all.units[unit];
+    struct tune_result *r = &c->t->results[unit];
+    struct hash128 before = tune_identity(c->t, u, c->before[unit]), now = tune_identity(c->t, u, u->now);
+    if (memcmp(&before, &now, sizeof now)) r->base_us = 0;
+    r->best = c->before[unit], r->us = r->base_us;
+}
+
 static bool record_change(struct compared *c, const struct change *x) {
-    struct tuner *t = c->t;
-    const struct tune_unit *first = &t->all.units[x->units[0]];
-    bool whole = !same_values(first, c->before[x->units[0]], c->found[x->units[0]], true);
+    bool whole = false;
+    for (unsigned i = 0; i < x->n_units; i++)
+        whole |= !same_values(&c->t->all.units[x->units[i]], c->before[x->units[i]], c->found[x->units[i]], true);
     if (whole && !append_row(c, x->units[0], true, x->kept)) return false;
     for (unsigned i = 0; i < x->n_units; i++) {
-        uint32_t unit = x->units[i];
-        struct tune_result *r = &t->results[unit];
-        if (!append_row(c, unit, false, x->kept)) return false;
-        c->v->fate[unit] = x->kept ? TUNE_KEPT : TUNE_PUT_BACK;
+        if (!append_row(c, x->units[i], false, x->kept)) return false;
+        c->v->fate[x->units[i]] = x->kept ? TUNE_KEPT : TUNE_PUT_BACK;
         c->v->n_put_back += !x->kept;
-        if (!x->kept) r->best = c->before[unit], r->us = r->base_us;
+        if (!x->kept) put_back(c, x->units[i]);
     }
     return true;
 }
@@ -568,7 +578,8 @@ static bool record(struct compared *c) {
 bool tune_passes(struct tuner *t, double until, struct tune_verdict *v) {
     struct compared c = {.t = t, .v = v, .program = t->all.program, .until = until, .fd = -1};
     unsigned n = c.program->n_phases;
-    *v = (struct tune_verdict){.n_passes = n, .passes = arena_array(t->a, n, sizeof *v->passes), .fate = arena_array(t->a, t->all.n_units + 1u, sizeof *v->fate)};
+    *v = (struct tune_verdict){.n_passes = n, .passes = arena_array(t->a, n, sizeof *v->passes),
+                               .fate = arena_array(t->a, t->all.n_units + 1u, sizeof *v->fate)};
     for (uint32_t i = 0; i < n; i++) v->passes[i] = (struct tune_pass){.kind = c.program->phases[i].kind, .n_tokens = c.program->phases[i].n_tokens};
     c.before_us = arena_array(t->a, n, sizeof *c.before_us), c.us = arena_array(t->a, n, sizeof *c.us);
     find_changes(&c);

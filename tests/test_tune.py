@@ -175,14 +175,14 @@ class Tune(Case):
         self.assertEqual({c["chosen"] for c in said["choices"] if c["in_passes"] == "kept"}, {"tokens=2"})
         self.assertEqual((said["tune"]["put_back"], said["tune"]["changed"]), (n_back, n_back + sum(c["in_passes"] == "kept" for c in said["choices"])))
         eight = next(p for p in said["passes"] if (p["phase"], p["n_tokens"]) == ("prefill", 8))
-        self.assertAlmostEqual(eight["gained_percent"], 100 / 0.9 - 100, places=3)
+        self.assertAlmostEqual(eight["gained_percent"], 100 * 70 / 65 - 100, places=3)   # in a layer five of seven go from 10 to 9
         lines = product.read(self.file)
         text = self.ok(product.run("jllmc", "tune", self.model, "--spec", self.spec, "-q", *PIN, env=product.environment(JLLM_TUNE_REPLAY=replay))).text
         self.assertEqual(text.splitlines()[-1], "Whole passes: nothing to compare: no kernel is another than before.")
         self.same_bytes(product.read(self.file), lines, "what was put back is not tried again")
         os.unlink(self.file)
         text = self.ok(product.run("jllmc", "tune", self.model, "--spec", self.spec, "-q", *PIN, env=product.environment(JLLM_TUNE_REPLAY=replay))).text
-        self.assertRegex(text.splitlines()[-1], r"^Whole passes: decode unchanged, prefill of 1 unchanged, prefill of 8 11\.1 %% faster; put back, .*: %d launch" % n_back)
+        self.assertRegex(text.splitlines()[-1], r"^Whole passes: decode unchanged, prefill of 1 unchanged, prefill of 8 7\.7 %% faster; put back, .*: %d launch" % n_back)
 
     def test_all_of_a_phase_is_put_back(self):
         """Where nothing helps, everything of the phase goes; what was before need not be the default."""
