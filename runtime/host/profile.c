@@ -117,9 +117,9 @@ static void set_rates(struct profile *p, json_t *o, const struct profile_machine
     for (size_t i = 0; i < sizeof rates / sizeof *rates; i++) set_some(list, rates[i].key, rates[i].value);
     json_object_set_new(o, "rates", list);
     set_text(o, "rates_of", of_spec ? "spec" : "here");
-    bool cached = (double)p->info->decode_bytes <= r->cache_bytes;
-    json_object_set_new(o, "cached", json_boolean(cached));
-    p->limits = (struct ops_limits){cached ? 0 : r->dram_gbps, r->peak_gflops};
+    double decode_bytes = (double)p->info->decode_bytes;
+    json_object_set_new(o, "cached", json_boolean(decode_bytes <= r->cache_bytes));
+    p->limits = (struct ops_limits){plan_weights_gbps(r, decode_bytes), r->peak_gflops};
     set_some(o, "here_gbps", machine->gbps);
     set_some(o, "here_gflops", machine->gflops);
 }
