@@ -24,7 +24,7 @@ void cost_rates(const struct spec *s, struct plan_rates *r) {
 
 struct plan_rates cost_rates_of_step(const struct plan_rates *r, double decode_bytes) {
     struct plan_rates out = *r;
-    if (decode_bytes <= r->cache_bytes) out.dram_gbps = 0;
+    out.dram_gbps = plan_weights_gbps(r, decode_bytes);
     return out;
 }
 

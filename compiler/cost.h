@@ -18,8 +18,7 @@ struct cost {
 
 /* The facts of a spec. */
 void cost_rates(const struct spec *s, struct plan_rates *r);
-/* The rates that hold when a decode step reads this much: what the last cache holds from step to step does not come from
- * memory, whose rate is then 0. */
+/* The rates that hold when a decode step reads this much: dram_gbps is what plan_weights_gbps says. */
 struct plan_rates cost_rates_of_step(const struct plan_rates *r, double decode_bytes);
 
 /* A launch of a phase of n_tokens: expected is the largest of bytes at dram_share of dram_gbps, its weights (flops / 2n) at

@@ -73,7 +73,7 @@ static const struct spec_key keys[] = {
     {"target", "cores", SPEC_INTEGER, 0, 1024, .doc = "CPU cores; 0: not stated"},
     {"target", "sms", SPEC_INTEGER, 0, 1024, .doc = "streaming multiprocessors; 0: not stated"},
     {"target", "smem_kib", SPEC_INTEGER, 0, 1024, .doc = "shared memory of a block; 0: not stated"},
-    {"target", "l2_mib", SPEC_NUMBER, 0, 4096, .doc = "last cache level; 0: not stated"},
+    {"target", "l2_mib", SPEC_NUMBER, 0, 4096, .doc = "of the last cache, what weights keep from step to step; 0: not stated"},
     {"target", "dram_gbps", SPEC_NUMBER, 0, 100000, .doc = "memory bandwidth; 0: not stated"},
     {"target", "dram_share", SPEC_NUMBER, 0.01, 1, .doc = "share of dram_gbps at which weights come"},
     {"target", "cache_share", SPEC_NUMBER, 0.01, 1,

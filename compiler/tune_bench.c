@@ -33,7 +33,8 @@ void bench_init(struct bench *b, const struct toolchain *t, const struct program
     const struct spec *s = p->spec;
     double stated = spec_get(s, "target.l2_mib")->number * (1 << 20);
     long here = sysconf(_SC_LEVEL3_CACHE_SIZE) > 0 ? sysconf(_SC_LEVEL3_CACHE_SIZE) : sysconf(_SC_LEVEL2_CACHE_SIZE);
-    if (stated <= 0) stated = t->device == PLAN_DEVICE_CPU && here > 0 ? (double)here : 64 << 20;
+    if (t->device == PLAN_DEVICE_CPU && (double)here > stated) stated = (double)here;   /* weights may keep less of it */
+    if (stated <= 0) stated = 64 << 20;
     uint64_t most = machine_memory_available() / 4, between = bytes_between_uses(p);
     if (most > between) most = between;
     *b = (struct bench){.toolchain = t, .rotate_bytes = (uint64_t)(2 * stated), .weights.fd = -1};

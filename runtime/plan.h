@@ -255,8 +255,14 @@ struct plan_rates {
     double barrier_us;        /* a launch that waits for those before it, */
     double barrier_token_us;  /* and what each token of a pass adds to that */
     double load_gbps;         /* from storage into the device's memory */
-    double cache_bytes;       /* of the last cache: when a decode step reads no more, memory binds nothing */
+    double cache_bytes;       /* of the last cache, as much of it as weights keep from one step to the next */
 };
+/* The bandwidth, in GB/s, at which memory gives weights when a decode step reads this many bytes: the last cache has its
+ * share of them, only the rest comes from memory, and when there is no rest, memory binds nothing: 0, not stated. */
+static inline double plan_weights_gbps(const struct plan_rates *r, double decode_bytes) {
+    double missed = decode_bytes - r->cache_bytes;
+    return missed > 0 ? r->dram_gbps * decode_bytes / missed : 0;
+}
 enum { PLAN_FORECAST_PROMPT = 33 };
 /* Nothing that runs depends on it. Floors are what no kernel can be faster than: bytes over dram_gbps, flops over
  * peak_gflops; the rest is what is expected. */

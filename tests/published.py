@@ -33,3 +33,17 @@ def smollm2():
     """The header of SmolLM2 135M as its Q4_1 file has it."""
     return product.model("--layers", 30, "--embd", 576, "--ffn", 1536, "--heads", 9, "--kv-heads", 3, "--head-dim", 64, "--vocab", 49152, "--ctx", 8192,
                          "--name", "SmolLM2-135M", "--tied", "--type", "q4_1", "--set", "token_embd=q8_0", "--header")
+
+
+def gemma3():
+    """The header of Gemma 3 270M as its Q4_K_M file has it: rows of 640 are no blocks of 256."""
+    sets = ["token_embd=q8_0", "attn_output=q4_k", "ffn_down=q4_k"]
+    sets += [f"blk.{i}.{what}" for i in range(18) if more_bits(i, 18) for what in ("attn_v=q8_0", "ffn_down=q6_k")]
+    return product.model("--arch", "gemma3", "--layers", 18, "--embd", 640, "--ffn", 2048, "--heads", 4, "--kv-heads", 1, "--head-dim", 256,
+                         "--vocab", 262144, "--ctx", 32768, "--window", 512, "--name", "Gemma-3-270M", "--tied", "--type", "q5_0",
+                         *(x for s in sets for x in ("--set", s)), "--header")
+
+
+def model(name):
+    """By the name that benchmarks give it."""
+    return {"SmolLM2": smollm2, "Gemma-3-270M": gemma3}.get(name, lambda: header(name))()

@@ -2,7 +2,8 @@
 """Every weight type on every instruction set that CPU plans are made for, against a plain float64 forward pass.
 
 Plans for aarch64 are made here by the cross compiler and run under qemu; each test says what it misses when it is skipped.
-x86-64-v3 and x86-64-v4 give the same bits: nothing but the width of vectors differs.
+x86-64-v3 and x86-64-v4 give the same bits: nothing but the width of vectors differs. A type has one family on each instruction
+set; with JLLM_TEST_EVERY=1 it has all of them, and prompts of every length to 70: an hour.
 """
 import os
 import platform
@@ -19,7 +20,8 @@ import test_aarch64
 import test_golden
 
 BOUND = 1e-3
-LENGTHS = (1, 2, 5, 7, 8, 9, 31, 33, 40, 64, 70, 129)
+EVERY = os.environ.get("JLLM_TEST_EVERY") == "1"
+LENGTHS = (*range(1, 71), 129) if EVERY else (1, 2, 5, 7, 8, 9, 31, 33, 40, 64, 70, 129)
 LONGEST = 300
 MODEL = ("--embd", 256, "--ffn", 256, "--heads", 4, "--kv-heads", 4, "--head-dim", 64, "--layers", 1)
 BUCKETS = ("--set", "buckets=8,32")
@@ -52,16 +54,19 @@ class Types(product.Case):
     def agree(self, arch, logits, longest, lengths):
         """One type in all matrices; which family has it is another on each instruction set."""
         for i, kind in enumerate(product.TYPES):
-            family = FAMILIES[(i + i // 4 + ARCHES.index(arch)) % 4]
-            with self.subTest(kind, family=family):
-                gguf = product.model(*MODEL, "--arch", family, "--type", kind, *(["--tied"] if i % 3 else []))
-                ids, made = product.some_ids(longest, 256, i), plan(gguf, arch)
-                whole = logits(made, ids)
-                self.assert_close(oracle.Model(gguf).logits(ids), whole, BOUND, f"{kind} on {arch}")
-                for n in lengths:
-                    np.testing.assert_array_equal(logits(made, ids[:n]), whole[:n], f"{kind} on {arch}, {n} tokens")
-                if arch == "x86-64-v4":
-                    np.testing.assert_array_equal(product.logits(plan(gguf, "x86-64-v3"), ids), whole, f"{kind} on {arch}")
+            for family in FAMILIES if EVERY else (FAMILIES[(i + i // 4 + ARCHES.index(arch)) % 4],):
+                with self.subTest(kind, family=family):
+                    self.agree_one(i, kind, family, arch, logits, longest, lengths)
+
+    def agree_one(self, i, kind, family, arch, logits, longest, lengths):
+        gguf = product.model(*MODEL, "--arch", family, "--type", kind, *(["--tied"] if i % 3 else []))
+        ids, made = product.some_ids(longest, 256, i), plan(gguf, arch)
+        whole = logits(made, ids)
+        self.assert_close(oracle.Model(gguf).logits(ids), whole, BOUND, f"{kind} on {arch}")
+        for n in lengths:
+            np.testing.assert_array_equal(logits(made, ids[:n]), whole[:n], f"{kind} on {arch}, {n} tokens")
+        if arch == "x86-64-v4":
+            np.testing.assert_array_equal(product.logits(plan(gguf, "x86-64-v3"), ids), whole, f"{kind} on {arch}")
 
     def agree_mixed(self, arch, logits):
         """Each family with all types at once, a matrix of its two layers each, turned by some for each family."""

@@ -53,8 +53,7 @@ bool ops_rates(const struct jllm_plan *plan, const struct ops_limits *here, stru
 }
 
 struct ops_limits ops_limits(const struct jllm_plan *plan, const struct plan_rates *r) {
-    bool cached = (double)jllm_plan_info(plan)->decode_bytes <= r->cache_bytes;
-    return (struct ops_limits){cached ? 0 : r->dram_gbps, r->peak_gflops};
+    return (struct ops_limits){plan_weights_gbps(r, (double)jllm_plan_info(plan)->decode_bytes), r->peak_gflops};
 }
 
 void ops_judge(struct ops_row *r, const struct ops_limits *limits) {

@@ -10,7 +10,7 @@ struct ops_limits { double gbps, gflops; };
 
 /* The rates that floors are worked out with: those of the plan's spec if it states any (true), else what was measured here. */
 bool ops_rates(const struct jllm_plan *plan, const struct ops_limits *here, struct plan_rates *r);
-/* The limits by such rates: weights that the last cache holds have none by bandwidth. */
+/* The limits by such rates: bandwidth is plan_weights_gbps's, as part of the weights may stay in the last cache. */
 struct ops_limits ops_limits(const struct jllm_plan *plan, const struct plan_rates *r);
 
 /* A kernel in one phase. Strings are the plan's. */
