@@ -101,7 +101,7 @@ static void test_cpu_is_found_by_either_name(void **state) {
         assert_string_equal(l.text, "");
         assert_string_equal(string_of(&l, "target.name"), "cpu");
         assert_string_equal(string_of(&l, "target.arch"), "native");
-        assert_string_equal(string_of(&l, "memory.kv"), "f32");
+        assert_string_equal(string_of(&l, "memory.kv"), "i16");
         assert_string_equal(string_of(&l, "cc.family"), "any");
         assert_int_equal(integer_of(&l, "memory.ctx_max"), 4096);
         assert_int_equal(integer_of(&l, "memory.reserve_mib"), 256);
@@ -242,10 +242,10 @@ static void test_range_and_type(void **state) {
                                                  "    memory { ctx_max = '4096' }\n"
                                                  "                       ^\n");
     expect_report("memory { kv = { 1 } }",
-                  "error: x.lua:2:15: 'kv' must be \"f32\" or \"f16\", not a table [spec-type]\n"
+                  "error: x.lua:2:15: 'kv' must be \"i16\", \"f32\" or \"f16\", not a table [spec-type]\n"
                   "    memory { kv = { 1 } }\n"
                   "                  ^\n");
-    expect_report("memory { kv = 'f61' }", "error: x.lua:2:15: 'kv' must be \"f32\" or \"f16\", "
+    expect_report("memory { kv = 'f61' }", "error: x.lua:2:15: 'kv' must be \"i16\", \"f32\" or \"f16\", "
                                            "not \"f61\"; did you mean 'f16'? [spec-range]\n"
                                            "    memory { kv = 'f61' }\n"
                                            "                  ^\n");
@@ -358,7 +358,7 @@ static void test_all_errors_are_reported(void **state) {
         "error: x.lua:2:28: 'ctx_max' must be an integer from 1 to 1048576, not 0 [spec-range]\n"
         "    memory { kv = 1, ctx_max = 0 }\n"
         "                               ^\n"
-        "error: x.lua:2:15: 'kv' must be \"f32\" or \"f16\", not 1 [spec-type]\n"
+        "error: x.lua:2:15: 'kv' must be \"i16\", \"f32\" or \"f16\", not 1 [spec-type]\n"
         "    memory { kv = 1, ctx_max = 0 }\n"
         "                  ^\n"
         "error: x.lua:3:11: a bucket must be a multiple of 8 from 8 to 512, not 7 [spec-range]\n"
