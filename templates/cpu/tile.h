@@ -52,7 +52,7 @@ INLINE i32v i32v_from_i8(const void *p) { return __builtin_convertvector(*(const
 /* gcc puts two halves together where it is not told. */
 INLINE i32v i32v_from_i16(const void *p) {
 #if VEC == 64 && !defined __clang__
-    return __builtin_ia32_pmovsxwd512_mask(*(const i16x16_any *)p, (i32v){ 0 }, EVERY_LANE);
+    return __builtin_ia32_pmovsxwd512_mask(*(const i16x16_any *)p, (i32v){ 0 }, 0xffff);
 #elif VEC == 32 && !defined __clang__
     return __builtin_ia32_pmovsxwd256(*(const i16x8_any *)p);
 #else
