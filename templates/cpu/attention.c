@@ -126,7 +126,7 @@ INLINE void head_values(const u32 n, const float *p, const near_item *v, float *
     u32 d = 0;
     UNROLL(1) for (; d + LANES * tile <= JT_HEAD_DIM; d += LANES * tile) values(n, tile, p, v, sums, first, end, d);
     UNROLL(1) for (; d + LANES <= JT_HEAD_DIM; d += LANES) values(n, 1, p, v, sums, first, end, d);
-    if (d < JT_HEAD_DIM) values_8(n, p, v, sums, first, end, d);
+    if (LANES > 8 && d < JT_HEAD_DIM) values_8(n, p, v, sums, first, end, d);
 }
 
 #define SCORES(n) ALONE void scores_##n(const float *q, const near_item *k, const float *scale, float *s, u32 lo, u32 hi) { \
