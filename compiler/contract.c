@@ -312,8 +312,11 @@ static int api_rope_table(lua_State *L) {
 }
 
 static uint64_t cache_piece_bytes(const struct program *p, const char *kv) {
-    uint64_t item = !strcmp(kv, "f16") ? 2 : 4;
-    return u64_round_up((uint64_t)p->ctx_max * p->model->n_head_kv * p->model->head_dim * item, PLAN_ARENA_ALIGN);
+    const struct model *m = p->model;
+    enum plan_dtype type = !strcmp(kv, "f16") ? PLAN_F16 : !strcmp(kv, "i16") ? PLAN_I16 : PLAN_F32;
+    uint64_t units = (p->ctx_max + PLAN_CACHE_POSITIONS - 1) / PLAN_CACHE_POSITIONS * (uint64_t)m->n_head_kv;
+    if (p->cache_units) return units * plan_cache_unit_bytes(type, m->head_dim);
+    return u64_round_up((uint64_t)p->ctx_max * m->n_head_kv * m->head_dim * (type == PLAN_F16 ? 2 : 4), PLAN_ARENA_ALIGN);
 }
 
 static int api_cache(lua_State *L) {
@@ -739,6 +742,7 @@ bool contract_lower_one(struct program *p, const struct model *m, const struct s
         diag_warning(d, "context", NULL, "memory.ctx_max is %u, what the model was trained for, not %u", p->ctx_max, (unsigned)ctx);
     struct lowering lo = {.p = p, .a = a, .d = d, .kv = spec_get(s, "memory.kv")->string, .rope_piece = {-1, -1},
                           .only = template_name, .max_tokens = largest_bucket(g)};
+    p->cache_units = !strcmp(spec_get(s, "target.device")->string, "cpu");
     p->cache_bytes = 2 * (uint64_t)m->n_layer * cache_piece_bytes(p, lo.kv);
     bool ok = contract_run(&lo);
     if (ok) select_warn_unmatched(p, d);

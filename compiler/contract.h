@@ -30,7 +30,7 @@
  *   op.dims.act                         -- nil: silu; "gelu" (model.h)
  *   op.dims.embd_scale                  -- nil: embeddings are taken as they are
  *   op.dims.window                      -- nil: a token of this layer sees all positions up to its own; else the last so many of them
- *   op.kv                               -- "f32" | "f16": type of the cache
+ *   op.kv                               -- "i16" | "f32" | "f16": type of the cache
  *   op.w.<role>                         -- { name, quant, m, k, bytes } or nil; roles as in GGUF without ".weight", biases as attn_q_bias
  *   op.x op.q op.o op.h op.logits op.candidates
  *                                       -- values: { name, rows, cols, dtype }; x and logits are "f32", candidates
@@ -149,6 +149,7 @@ struct program {
     struct program_phase *phases; unsigned n_phases;
     uint32_t ctx_max;
     uint64_t arena_bytes, arena_floor_bytes, cache_bytes;
+    bool cache_units;            /* a CPU's cache, in the units of plan.h at PLAN_I16; else rows of [n_head_kv][head_dim] */
     uint64_t logits_offset, hidden_offset, candidates_offset;
 };
 

@@ -137,7 +137,7 @@ void cost_forecast(const struct program *p, const uint64_t *token_ns, const uint
     struct plan_rates here = rates_of_program(p), *r = &f->rates;
     cost_rates(p->spec, r);
     struct cost decode = phase_cost(p, find_phase(p, PLAN_PHASE_DECODE), &here);
-    double weights = 0, position = (double)p->cache_bytes / p->ctx_max;
+    double weights = 0, position = plan_position_bytes(p->cache_units ? PLAN_DEVICE_CPU : PLAN_DEVICE_CUDA, p->cache_bytes, p->ctx_max);
     for (unsigned i = 0; i < p->n_pieces; i++) weights += (double)p->pieces[i].bytes;
     f->decode_floor_ns = decode.floor_ns;
     f->decode_ns = cost_ns(&decode);

@@ -63,15 +63,22 @@ static const struct piece *piece(const struct builder *b, const char *name) {
     return &b->p->pieces[arg(b, name)->index];
 }
 
-static bool kernel_kv_f16(const struct kernel *k) {
+static bool kernel_kv_is(const struct kernel *k, const char *type) {
     const struct key_field *kv = kernel_key(k, "kv");
-    return kv && kv->type == KEY_STRING && !strcmp(kv->string, "f16");
+    return kv && kv->type == KEY_STRING && !strcmp(kv->string, type);
+}
+
+/* plan_test_input.cache of an argument. */
+static uint32_t arg_cache(const struct builder *b, const char *name) {
+    if (arg(b, name)->space != PLAN_SPACE_CACHE || !b->p->cache_units)
+        return 0;
+    return key(b, "head_dim") | (strcmp(name, "kcache") ? 0 : PLAN_CACHE_KEYS);
 }
 
 static enum plan_dtype arg_dtype(const struct builder *b, const char *name) {
     const struct launch_arg *at = arg(b, name);
     if (at->space == PLAN_SPACE_CACHE)
-        return kernel_kv_f16(b->kernel) ? PLAN_F16 : PLAN_F32;
+        return kernel_kv_is(b->kernel, "f16") ? PLAN_F16 : kernel_kv_is(b->kernel, "i16") ? PLAN_I16 : PLAN_F32;
     assert(at->space == PLAN_SPACE_ARENA);
     return b->p->values[at->index].dtype;
 }
@@ -79,6 +86,7 @@ static enum plan_dtype arg_dtype(const struct builder *b, const char *name) {
 /* Type of an argument that the reference sees as rows x cols. A contract that binds less is wrong, and says so here. */
 static enum plan_dtype arg_shaped(const struct builder *b, const char *name, uint64_t rows, uint64_t cols) {
     enum plan_dtype t = arg_dtype(b, name);
+    uint32_t dim = arg_cache(b, name) & ~PLAN_CACHE_KEYS;
     uint64_t bytes = rows * cols * (t == PLAN_F16 ? 2 : 4), per_block = u64_round_up(rows * (cols / 32) * 4, 64);
     if (t == PLAN_A16)
         bytes = u64_round_up(rows * cols * 2, 64) + 2 * per_block;
@@ -86,6 +94,8 @@ static enum plan_dtype arg_shaped(const struct builder *b, const char *name, uin
         bytes = rows * cols * 2;
     if (t == PLAN_X16)
         bytes = u64_round_up(rows * (rows == 1 ? u64_round_up(cols, 256) : cols) * 2, 64) + per_block;
+    if (dim)
+        bytes = u64_round_up(rows, PLAN_CACHE_POSITIONS) / PLAN_CACHE_POSITIONS * (cols / dim) * plan_cache_unit_bytes(t, dim);
     if (bytes > arg(b, name)->bytes)
         base_fail("kernel %s: argument \"%s\" is smaller than its reference's", b->kernel->name, name);
     return t;
@@ -109,7 +119,7 @@ static const double *weight_row(const struct builder *b, const char *name, uint6
 static void input(struct builder *b, const char *name, uint32_t rows, uint32_t cols, float amplitude) {
     uint32_t at = arg_index(b, name);
     b->t->inputs[b->t->n_inputs++] = (struct plan_test_input){
-        .arg = at, .dtype = arg_shaped(b, name, rows, cols), .rows = rows, .cols = cols, .amplitude = amplitude,
+        .arg = at, .dtype = arg_shaped(b, name, rows, cols), .rows = rows, .cols = cols, .amplitude = amplitude, .cache = arg_cache(b, name),
         .seed = ((uint64_t)b->kernel_index * PLAN_ARGS_MAX + at + 1) << 32,
     };
     assert(b->t->n_inputs - b->first_input <= INPUTS_MAX);
@@ -117,8 +127,9 @@ static void input(struct builder *b, const char *name, uint32_t rows, uint32_t c
 
 static double input_at(const struct plan_test_input *in, uint64_t row, uint64_t col) {
     uint64_t i = row * in->cols + col;
-    if (in->dtype == PLAN_A16 || in->dtype == PLAN_A8) {
-        uint64_t block = row * (in->cols / 32) + col / 32;
+    if (in->dtype == PLAN_A16 || in->dtype == PLAN_A8 || in->dtype == PLAN_I16) {
+        uint32_t width = in->dtype == PLAN_I16 ? in->cache & ~PLAN_CACHE_KEYS : 32;
+        uint64_t block = row * (in->cols / width) + col / width;
         float most = in->dtype == PLAN_A8 ? 127 : 32767;
         float scale = in->amplitude / most * (1 + plan_seeded(in->seed ^ 0x5ca1e, block) / 2);
         return (double)rintf(most * plan_seeded(in->seed, i)) * (double)scale;
@@ -201,7 +212,7 @@ static void output_window(struct builder *b, const char *name, const struct wind
         .kernel = b->kernel_index, .launch = b->launch_index, .n_tokens = b->n_tokens, .pos = b->pos,
         .row = b->row, .id = b->id, .first_input = b->first_input, .n_inputs = t->n_inputs - b->first_input,
         .out_arg = arg_index(b, name), .out_dtype = arg_shaped(b, name, w->all_rows, w->all_cols),
-        .out_rows = w->all_rows, .out_cols = w->all_cols, .first_value = t->n_values, .n_values = n, .bound = bound,
+        .out_rows = w->all_rows, .out_cols = w->all_cols, .out_cache = arg_cache(b, name), .first_value = t->n_values, .n_values = n, .bound = bound,
     };
     t->n_values += n;
     base_parallel(n, sample_compute, &(struct sampling){ b, at, v });
@@ -215,7 +226,7 @@ static void output(struct builder *b, const char *name, uint32_t first_row, uint
 
 static float bound_of(const struct builder *b, const char *name, float f32, float a16) {
     enum plan_dtype t = arg_dtype(b, name);
-    return t == PLAN_A16 ? a16 : t == PLAN_A8 ? bound_a8 : t == PLAN_F16 ? bound_f16 : t == PLAN_X16 ? bound_x16 : f32;
+    return t == PLAN_A16 || t == PLAN_I16 ? a16 : t == PLAN_A8 ? bound_a8 : t == PLAN_F16 ? bound_f16 : t == PLAN_X16 ? bound_x16 : f32;
 }
 
 /* ---- kinds of kernels ---- */
@@ -701,7 +712,7 @@ static void model_build(struct selftest *t, const struct program *p) {
     t->model.n_tokens = n < p->ctx_max ? n : p->ctx_max;
     t->model.bound = bound_model_f32;
     for (unsigned i = 0; i < p->n_kernels; i++)
-        if (kernel_kv_f16(&p->kernels[i]))
+        if (kernel_kv_is(&p->kernels[i], "f16"))
             t->model.bound = bound_model_f16;
     if (t->n_q8)
         t->model.bound = bound_model_q8;

@@ -44,7 +44,7 @@ struct spec {
     const char *file;
     /* target{}: scalar facts; device "cpu" | "cuda", arch "native" | "portable" | "x86-64-v3" | "sm_87" ... */
     struct spec_field *target;  unsigned n_target;
-    /* memory{}: ctx_max, kv ("f32" | "f16"), reserve_mib, chunk_mib */
+    /* memory{}: ctx_max, kv ("i16" | "f32" | "f16"), reserve_mib, chunk_mib */
     struct spec_field *memory;  unsigned n_memory;
     /* cc{}: triple (cross build), family ("gcc" | "clang" | "any"); never a command or a flag */
     struct spec_field *cc;      unsigned n_cc;

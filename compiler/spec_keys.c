@@ -97,7 +97,7 @@ static const struct spec_key keys[] = {
     {"target", "launch", SPEC_STRING, .choices = {"graph", "plain"},
      .doc = "how a cuda device replays a phase"},
     {"memory", "ctx_max", SPEC_INTEGER, 1, 1 << 20, .doc = "most tokens of a session"},
-    {"memory", "kv", SPEC_STRING, .choices = {"f32", "f16"},
+    {"memory", "kv", SPEC_STRING, .choices = {"i16", "f32", "f16"},
      .doc = "type of cached keys and values"},
     {"memory", "reserve_mib", SPEC_INTEGER, 0, 1 << 20,
      .doc = "memory left to the rest of the machine"},

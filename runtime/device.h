@@ -86,8 +86,8 @@ bool plan_open(struct plan_view *v, const char *path, struct jllm_error *e);
 void plan_close(struct plan_view *v);
 /* Check `bytes` at `data` as a plan (what fuzzers call); the view points into data. */
 bool plan_check(struct plan_view *v, const uint8_t *data, uint64_t bytes, struct jllm_error *e);
-/* Bytes of rows x cols values; UINT64_MAX for an unknown dtype or an impossible shape. */
-uint64_t plan_dtype_bytes(uint32_t dtype, uint64_t rows, uint64_t cols);
+/* Bytes of rows x cols values, in `cache` (of plan_test_input) as it says; UINT64_MAX for an unknown dtype or an impossible shape. */
+uint64_t plan_dtype_bytes(uint32_t dtype, uint32_t cache, uint64_t rows, uint64_t cols);
 /* [offset, offset + bytes) lies within the arena or the cache. */
 bool plan_space_fits(const struct plan_view *v, uint32_t space, uint64_t offset, uint64_t bytes,
                      struct jllm_error *e);

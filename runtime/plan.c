@@ -66,8 +66,16 @@ static bool fits(uint64_t offset, uint64_t bytes, uint64_t room) {
 
 static uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
-uint64_t plan_dtype_bytes(uint32_t dtype, uint64_t rows, uint64_t cols) {
+/* Of a CPU's cache (plan.h at PLAN_I16). */
+static uint64_t cache_bytes(uint32_t dtype, uint32_t head_dim, uint64_t rows, uint64_t cols) {
+    if (dtype != PLAN_F32 && dtype != PLAN_F16 && dtype != PLAN_I16) return UINT64_MAX;
+    if (!head_dim || cols % head_dim || rows > PLAN_BYTES_MAX / PLAN_CACHE_POSITIONS / 8 / cols) return UINT64_MAX;
+    return round_up(rows, PLAN_CACHE_POSITIONS) / PLAN_CACHE_POSITIONS * (cols / head_dim) * plan_cache_unit_bytes(dtype, head_dim);
+}
+
+uint64_t plan_dtype_bytes(uint32_t dtype, uint32_t cache, uint64_t rows, uint64_t cols) {
     if (rows > UINT32_MAX || cols > UINT32_MAX || rows * cols > PLAN_BYTES_MAX) return UINT64_MAX;
+    if (cache) return cols ? cache_bytes(dtype, cache & ~PLAN_CACHE_KEYS, rows, cols) : 0;
     switch (dtype) {
     case PLAN_F32: case PLAN_I32: return rows * cols * 4;
     case PLAN_F16: return rows * cols * 2;
@@ -340,11 +348,12 @@ static bool check_phases(struct plan_view *v, struct jllm_error *e) {
 
 /* Seen as rows x cols of dtype, argument `arg` of a launch is memory that a test may write. */
 static bool is_test_buffer(const struct plan_view *v, const struct plan_launch *l, uint32_t arg,
-                           uint32_t dtype, uint32_t rows, uint32_t cols) {
+                           uint32_t dtype, uint32_t cache, uint32_t rows, uint32_t cols) {
     if (arg >= l->n_args || !rows || !cols) return false;
     const struct plan_arg *a = &v->args[l->first_arg + arg];
     return (a->space == PLAN_SPACE_ARENA || a->space == PLAN_SPACE_CACHE) &&
-           plan_dtype_bytes(dtype, rows, cols) <= a->bytes;
+           (!cache || (a->space == PLAN_SPACE_CACHE && v->info->device == PLAN_DEVICE_CPU)) &&
+           plan_dtype_bytes(dtype, cache, rows, cols) <= a->bytes;
 }
 
 /* Tokens of the phase that a launch belongs to; 0 when it is in none. */
@@ -367,10 +376,10 @@ static bool check_tests(const struct plan_view *v, struct jllm_error *e) {
         WANT("test", i, fits(t->first_input, t->n_inputs, v->n_test_inputs));
         WANT("test", i, t->n_values && fits(t->first_value, t->n_values, v->n_test_values));
         WANT("test", i, t->bound > 0 && t->bound < 1);
-        WANT("test", i, is_test_buffer(v, l, t->out_arg, t->out_dtype, t->out_rows, t->out_cols));
+        WANT("test", i, is_test_buffer(v, l, t->out_arg, t->out_dtype, t->out_cache, t->out_rows, t->out_cols));
         for (uint32_t j = t->first_input; j < t->first_input + t->n_inputs; j++) {
             const struct plan_test_input *in = &v->test_inputs[j];
-            WANT("test input", j, is_test_buffer(v, l, in->arg, in->dtype, in->rows, in->cols));
+            WANT("test input", j, is_test_buffer(v, l, in->arg, in->dtype, in->cache, in->rows, in->cols));
             WANT("test input", j, isfinite(in->amplitude));
         }
         for (uint32_t j = t->first_value; j < t->first_value + t->n_values; j++)

@@ -19,7 +19,7 @@
 /* A byte above 127 (7-bit transfer), CR LF and a lone LF (text mode), Ctrl-Z (DOS type): as PNG. */
 #define PLAN_MAGIC "\x89JLM\r\n\x1a\n"
 enum {
-    PLAN_VERSION = 3,
+    PLAN_VERSION = 4,
     PLAN_HEADER_BYTES = 4096,
     PLAN_WEIGHT_ALIGN = 4096,  /* of a piece, so that a piece can be mapped or read with O_DIRECT */
     PLAN_SECTION_ALIGN = 64,   /* of a section within the tail */
@@ -39,6 +39,7 @@ enum {
     PLAN_STOP_IDS_MAX = 16,    /* ids that end a generation on the device */
     PLAN_RING_ENTRIES = 16,    /* choices that the host may be behind */
     PLAN_CANDIDATES_MAX = 64,
+    PLAN_CACHE_POSITIONS = 256, /* cpu: of a unit of the cache (drawn at PLAN_I16) */
 };
 #define PLAN_BYTES_MAX ((uint64_t)1 << 46)  /* of anything: sums of two never overflow */
 
@@ -200,6 +201,12 @@ enum plan_dtype {
      * value = q * scale. Of every 8 columns q has 0, 4, 1, 5, 2, 6, 3, 7 in this order. Index 0 of sum and start is of all 32,
      * 1 and 2 are of 16 columns each: sum = scale * (their q added exactly), start = -128 * (the same). */
     PLAN_A8,
+    /* I16, of a CPU's cache alone: 16-bit integers with one fp32 scale for each position of a head; value = item * scale.
+     * Keys, or values, of a layer on a CPU are seen as rows (positions) x cols (heads of k and v, head_dim each) of F32, F16 or I16. They
+     * stand in units of PLAN_CACHE_POSITIONS rows of a head, first all heads of the first rows; row and d counted in the unit:
+     *   float scale[PLAN_CACHE_POSITIONS]; (I16 alone)
+     *   keys: item[row / 16][head_dim][16], element [row / 16][d][row % 16]; values: item[PLAN_CACHE_POSITIONS][head_dim] */
+    PLAN_I16,
     PLAN_DTYPE_END
 };
 
@@ -229,13 +236,14 @@ struct plan_test {
     uint32_t out_rows, out_cols;
     uint32_t first_value, n_values;
     float bound;
-    uint32_t reserved;
+    uint32_t out_cache;                /* as plan_test_input.cache */
 };
+enum { PLAN_CACHE_KEYS = 1u << 31 };
 struct plan_test_input {      /* argument `arg` of the launch, seen as rows x cols of dtype */
     uint32_t arg, dtype, rows, cols;
     uint64_t seed;
     float amplitude;          /* values are uniform in [-amplitude, amplitude) */
-    uint32_t reserved;
+    uint32_t cache;           /* of a CPU: head_dim, and PLAN_CACHE_KEYS for keys; 0: not a cache, element (row, col) at row * cols + col */
 };
 struct plan_test_value { uint32_t row, col; float want; uint32_t reserved; };
 struct plan_test_model {      /* int32_t ids[n_tokens]; struct { uint32_t id; float logit; }[n_values] of the last position */
@@ -338,7 +346,18 @@ static inline float plan_seeded(uint64_t seed, uint64_t i) {
 /* A16 inputs of a test: q = round(32767 * seeded(seed, row*cols + col)); the scale of block b of a row is
  * amplitude / 32767 * (1 + seeded(seed ^ 0x5ca1e, row*(cols/32) + b) / 2), so that neighbours differ. The product
  * 32767 * seeded and its rounding (to nearest even) are done in float. F16 and X16 inputs are rounded to fp16.
- * A8 inputs: the same as A16 with 127 in the place of 32767. */
+ * A8 inputs: the same as A16 with 127 in the place of 32767. I16 inputs: the same as A16 with blocks of head_dim columns. */
+
+/* A unit of a CPU's cache. */
+static inline uint64_t plan_cache_unit_bytes(uint32_t dtype, uint32_t head_dim) {
+    uint64_t items = (uint64_t)PLAN_CACHE_POSITIONS * head_dim;
+    return dtype == PLAN_F32 ? items * 4 : items * 2 + (dtype == PLAN_I16 ? PLAN_CACHE_POSITIONS * 4u : 0);
+}
+/* What a position takes of the cache of all layers; a CPU's cache has room for whole units. */
+static inline double plan_position_bytes(enum plan_device device, uint64_t cache_bytes, uint32_t ctx_max) {
+    uint64_t units = ((uint64_t)ctx_max + PLAN_CACHE_POSITIONS - 1) / PLAN_CACHE_POSITIONS;
+    return (double)cache_bytes / (double)(device == PLAN_DEVICE_CPU ? units * PLAN_CACHE_POSITIONS : ctx_max);
+}
 
 _Static_assert(sizeof(struct plan_slot) == 64, "slot");
 _Static_assert(sizeof(struct plan_header) == 64 + 2 * 64, "header");

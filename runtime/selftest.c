@@ -47,6 +47,18 @@ static float half_to_float(uint16_t h) {
     return h & 0x8000 ? -magnitude : magnitude;
 }
 
+/* Where element (row, col) of rows x cols is, counted in items, and its scale, in floats: of a CPU's cache (plan.h at PLAN_I16) both
+ * from the start of the argument. */
+struct place { uint64_t item, scale; };
+static struct place place_of(uint32_t dtype, uint32_t cache, uint64_t cols, uint64_t row, uint64_t col) {
+    if (!cache) return (struct place){row * cols + col, 0};
+    uint64_t dim = cache & ~PLAN_CACHE_KEYS, p = row % PLAN_CACHE_POSITIONS, d = col % dim, item_bytes = dtype == PLAN_F32 ? 4 : 2;
+    uint64_t unit = row / PLAN_CACHE_POSITIONS * (cols / dim) + col / dim, begin = unit * plan_cache_unit_bytes(dtype, (uint32_t)dim);
+    uint64_t item = cache & PLAN_CACHE_KEYS ? (p / 16 * dim + d) * 16 + p % 16 : p * dim + d;
+    uint64_t scales = dtype == PLAN_I16 ? PLAN_CACHE_POSITIONS * 4 : 0;
+    return (struct place){(begin + scales) / item_bytes + item, begin / 4 + p};
+}
+
 /* Where the arrays of A16 begin, in bytes. */
 static uint64_t a16_scales(uint64_t rows, uint64_t cols) {
     return (rows * cols * 2 + 63) / 64 * 64;
@@ -153,6 +165,15 @@ static bool x16_is_whole(const uint8_t *from, const struct plan_test *t) {
     return true;
 }
 
+static void fill_i16(uint8_t *out, const struct plan_test_input *in) {
+    uint32_t dim = in->cache & ~PLAN_CACHE_KEYS;
+    for (uint64_t i = 0; i < (uint64_t)in->rows * in->cols; i++) {
+        struct place at = place_of(PLAN_I16, in->cache, in->cols, i / in->cols, i % in->cols);
+        ((int16_t *)(void *)out)[at.item] = (int16_t)lrintf(32767 * plan_seeded(in->seed, i));
+        if (i % dim == 0) ((float *)(void *)out)[at.scale] = in->amplitude / 32767 * (1 + plan_seeded(in->seed ^ 0x5ca1e, i / dim) / 2);
+    }
+}
+
 static void fill_input(uint8_t *out, const struct plan_test_input *in) {
     uint64_t n = (uint64_t)in->rows * in->cols;
     if (in->dtype == PLAN_A16) {
@@ -167,20 +188,27 @@ static void fill_input(uint8_t *out, const struct plan_test_input *in) {
         fill_a8((void *)out, in);
         return;
     }
+    if (in->dtype == PLAN_I16) {
+        fill_i16(out, in);
+        return;
+    }
     for (uint64_t i = 0; i < n; i++) {
         float x = in->amplitude * plan_seeded(in->seed, i);
-        if (in->dtype == PLAN_F16) ((uint16_t *)(void *)out)[i] = half_from_float(x);
-        else if (in->dtype == PLAN_I32) ((int32_t *)(void *)out)[i] = (int32_t)lrintf(x);
-        else ((float *)(void *)out)[i] = x;
+        uint64_t at = place_of(in->dtype, in->cache, in->cols, i / in->cols, i % in->cols).item;
+        if (in->dtype == PLAN_F16) ((uint16_t *)(void *)out)[at] = half_from_float(x);
+        else if (in->dtype == PLAN_I32) ((int32_t *)(void *)out)[at] = (int32_t)lrintf(x);
+        else ((float *)(void *)out)[at] = x;
     }
 }
 
 static float read_value(const uint8_t *from, const struct plan_test *t, uint32_t row,
                         uint32_t col) {
-    uint64_t i = (uint64_t)row * t->out_cols + col;
+    struct place at = place_of(t->out_dtype, t->out_cache, t->out_cols, row, col);
+    uint64_t i = at.item;
     switch (t->out_dtype) {
     case PLAN_F16: return half_to_float(((const uint16_t *)(const void *)from)[i]);
     case PLAN_I32: return (float)((const int32_t *)(const void *)from)[i];
+    case PLAN_I16: return (float)((const int16_t *)(const void *)from)[i] * ((const float *)(const void *)from)[at.scale];
     case PLAN_X16: return x16_value(from, t->out_rows, row, col);
     case PLAN_A8: {
         const struct a8_block *block = (const struct a8_block *)(const void *)from + i / 32;
@@ -223,13 +251,13 @@ static bool buffer_to(const struct selftest *s, const struct plan_arg *a, uint64
 static bool kernel_prepare(struct selftest *s, const struct plan_test *t, struct jllm_error *e) {
     const struct plan_view *v = &s->plan->view;
     const struct plan_arg *args = v->args + v->launches[t->launch].first_arg;
-    uint64_t bytes = plan_dtype_bytes(t->out_dtype, t->out_rows, t->out_cols);
+    uint64_t bytes = plan_dtype_bytes(t->out_dtype, t->out_cache, t->out_rows, t->out_cols);
     memset(s->buffer, 0xff, bytes);   /* NaN as fp32, as fp16 and as a scale */
     if (!buffer_to(s, &args[t->out_arg], bytes, e)) return false;
     for (uint32_t i = 0; i < t->n_inputs; i++) {
         const struct plan_test_input *in = &v->test_inputs[t->first_input + i];
-        bytes = plan_dtype_bytes(in->dtype, in->rows, in->cols);
-        memset(s->buffer, 0, bytes);
+        bytes = plan_dtype_bytes(in->dtype, in->cache, in->rows, in->cols);
+        memset(s->buffer, in->cache ? 0xff : 0, bytes);   /* what a cache has beyond its rows is nobody's to use */
         fill_input(s->buffer, in);
         if (!buffer_to(s, &args[in->arg], bytes, e)) return false;
     }
@@ -244,7 +272,7 @@ static bool kernel_run(struct selftest *s, const struct plan_test *t, struct jll
         step.ids[i] = (int32_t)((t->id + 17ull * i) % v->info->n_vocab);
     return s->plan->ops->run(s->context, &step, t->launch, 1, e) &&
            s->plan->ops->read(s->context, out->space, out->offset, s->buffer,
-                              plan_dtype_bytes(t->out_dtype, t->out_rows, t->out_cols), e);
+                              plan_dtype_bytes(t->out_dtype, t->out_cache, t->out_rows, t->out_cols), e);
 }
 
 static void test_kernel(struct selftest *s, const struct plan_test *t) {
@@ -275,12 +303,12 @@ static uint64_t largest_buffer(const struct plan_view *v) {
     uint64_t most = 1;
     for (uint32_t i = 0; i < v->n_tests; i++) {
         const struct plan_test *t = &v->tests[i];
-        uint64_t bytes = plan_dtype_bytes(t->out_dtype, t->out_rows, t->out_cols);
+        uint64_t bytes = plan_dtype_bytes(t->out_dtype, t->out_cache, t->out_rows, t->out_cols);
         if (bytes > most) most = bytes;
     }
     for (uint32_t i = 0; i < v->n_test_inputs; i++) {
         const struct plan_test_input *in = &v->test_inputs[i];
-        uint64_t bytes = plan_dtype_bytes(in->dtype, in->rows, in->cols);
+        uint64_t bytes = plan_dtype_bytes(in->dtype, in->cache, in->rows, in->cols);
         if (bytes > most && bytes != UINT64_MAX) most = bytes;
     }
     return most;

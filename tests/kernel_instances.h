@@ -52,16 +52,35 @@ static float jt_scale = 1;
 #define panel_fill OWN(panel_fill)
 #define norm_factor OWN(norm_factor)
 #define cache_item OWN(cache_item)
+#define cache_scales OWN(cache_scales)
+#define cache_items OWN(cache_items)
 #define head_factor OWN(head_factor)
+#define head_rotate OWN(head_rotate)
+#define row_scale OWN(row_scale)
+#define to_i16 OWN(to_i16)
+#define row_store OWN(row_store)
+#define near_item OWN(near_item)
+#define items_ahead OWN(items_ahead)
+#define block_near OWN(block_near)
 #define scores OWN(scores)
+#define scores_1 OWN(scores_1)
+#define scores_2 OWN(scores_2)
+#define scores_3 OWN(scores_3)
 #define values OWN(values)
+#define values_8 OWN(values_8)
+#define values_of_1 OWN(values_of_1)
+#define values_of_2 OWN(values_of_2)
+#define values_of_3 OWN(values_of_3)
 #define head_values OWN(head_values)
 #define weights OWN(weights)
 #define seen OWN(seen)
 #define seen_of_chunk OWN(seen_of_chunk)
-#define heads OWN(heads)
-#define heads_from OWN(heads_from)
-#define row_ahead OWN(row_ahead)
+#define seen_of_block OWN(seen_of_block)
+#define seen_by_all OWN(seen_by_all)
+#define f32v_top OWN(f32v_top)
+#define f32_sum16 OWN(f32_sum16)
+#define chunk OWN(chunk)
+#define chunk_at OWN(chunk_at)
 #define chunk_attend OWN(chunk_attend)
 #define unit_attend OWN(unit_attend)
 #define tokens_attend OWN(tokens_attend)
@@ -251,6 +270,20 @@ static float jt_scale = 1;
 #define JT_BIAS 1
 #define JT_KV_F16 1
 #include "kernel_instances.h"
+#define JT_HEAD_DIM jt_head_dim
+#define JT_NAME rope_i16
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_HEAD_DIM jt_head_dim
+#define JT_NAME rope_i16_norm
+#define JT_QK_NORM 1
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_HEAD_DIM jt_head_dim
+#define JT_NAME rope_i16_bias
+#define JT_BIAS 1
+#define JT_KV_I16 1
+#include "kernel_instances.h"
 #undef TEMPLATE
 
 #define TEMPLATE "../templates/cpu/attention.c"
@@ -367,6 +400,76 @@ static float jt_scale = 1;
 #define JT_WINDOW jt_window
 #define JT_KV_F16 1
 #include "kernel_instances.h"
+#define JT_NAME attention_i16_40
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 40
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_part_i16_40
+#define JT_N 1
+#define JT_HEAD_DIM 40
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_i16_64
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 64
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_part_i16_64
+#define JT_N 1
+#define JT_HEAD_DIM 64
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_i16_80
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 80
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_part_i16_80
+#define JT_N 1
+#define JT_HEAD_DIM 80
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_i16_256
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 256
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_part_i16_256
+#define JT_N 1
+#define JT_HEAD_DIM 256
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_i16_64_window
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 64
+#define JT_WINDOW jt_window
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_part_i16_64_window
+#define JT_N 1
+#define JT_HEAD_DIM 64
+#define JT_WINDOW jt_window
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_i16_128_window
+#define JT_N 2
+#define JT_TOKENS jt_tokens
+#define JT_HEAD_DIM 128
+#define JT_WINDOW jt_window
+#define JT_KV_I16 1
+#include "kernel_instances.h"
+#define JT_NAME attention_part_i16_128_window
+#define JT_N 1
+#define JT_HEAD_DIM 128
+#define JT_WINDOW jt_window
+#define JT_KV_I16 1
+#include "kernel_instances.h"
 #undef TEMPLATE
 #define TEMPLATE "../templates/cpu/attention_combine.c"
 #define JT_NAME attention_combine
@@ -449,6 +552,7 @@ static float jt_scale = 1;
 #undef JT_OUT_A8
 #undef JT_ACTIVATIONS_Q8
 #undef JT_KV_F16
+#undef JT_KV_I16
 #undef JT_QK_NORM
 #undef JT_BIAS
 #undef JT_ADD
@@ -481,15 +585,22 @@ static float jt_scale = 1;
 #undef PANEL_UNITS
 #undef PART_COLS
 #undef PARTS
-#undef TO_CACHE
-#undef TO_F32
+#undef TO_ITEM
 #undef HEAD_NORM
 #undef HEAD_VALUE
 #undef HEAD_WEIGHT
-#undef HEAD_ROTATE
 #undef HEADS
-#undef CACHE_COLS
-#undef CACHE_LOAD
+#undef KV_COLS
+#undef ROW_MAX
+#undef CACHE_POSITIONS
+#undef CACHE_GROUP
+#undef CACHE_SCALES
+#undef CACHE_UNIT_BYTES
+#undef ITEM_LOAD
+#undef ITEM_LOAD_8
+#undef NEAR_LOAD
+#undef NEAR_LOAD_8
+#undef NEAR_ITEMS
 #undef JT_HEADS
 #undef PART_COLS
 #undef COLS
@@ -497,7 +608,10 @@ static float jt_scale = 1;
 #undef QUERIES
 #undef HEADS_AT_ONCE
 #undef HEADS_PER_KV
-#undef ROWS_AHEAD
+#undef AHEAD
+#undef ALONE
+#undef SCORES
+#undef VALUES
 #undef BY_HEADS
 
 #endif

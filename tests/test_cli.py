@@ -70,7 +70,7 @@ class Compiler(Cli):
             r = self.ok(product.run("jllmc", flag))
             self.assertIn("usage: jllmc compile", r.text)
             self.assertEqual(r.err, "")
-        self.assertRegex(self.ok(product.run("jllmc", "--version")).text, r"^jllmc \d+\.\d+\.\d+ \(plan version 3\)\n$")
+        self.assertRegex(self.ok(product.run("jllmc", "--version")).text, r"^jllmc \d+\.\d+\.\d+ \(plan version 4\)\n$")
 
     def test_help_of_a_command(self):
         for args in (("compile", "--help"), ("compile", "-h"), ("spec", "--help")):

@@ -549,6 +549,25 @@ static void test_exp(void **state) {
     assert_true(isinf(exp_of(INFINITY)) && isinf(exp_of(89)) && isnan(exp_of(NAN)));
 }
 
+static float exp2_of(float x) {
+    float lanes[LANES];
+    f32v_store(lanes, f32v_exp2(f32v_all(x)));
+    return lanes[below(LANES)];
+}
+
+static void test_exp2(void **state) {
+    (void)state;
+    double worst = 0;
+    for (int i = 0; i < 200000; i++) {
+        float x = (uniform() - 1) * 63;
+        double want = exp2((double)x);
+        worst = fmax(worst, fabs((double)exp2_of(x) - want) / want);
+    }
+    if (!(worst < 2e-7)) fail_msg("relative error %g", worst);
+    assert_true(exp2_of(0) == 1 && exp2_of(-INFINITY) <= 0x1p-126f && exp2_of(-1e30f) <= 0x1p-126f && exp2_of(-126) == 0x1p-126f);
+    assert_true(isnan(exp2_of(NAN)) && isnan(exp2_of(-NAN)));
+}
+
 static void test_half(void **state) {
     (void)state;
     for (unsigned h = 0; h < 65536; h++) {
@@ -570,8 +589,24 @@ static void test_half(void **state) {
 
 enum { CTX = 600 };
 
-static double cache_at(const void *cache, bool f16, size_t i) {
-    return f16 ? quant_half(((const uint16_t *)cache)[i]) : (double)((const float *)cache)[i];
+/* Where dimension d of a position of a head is in a cache of that type, and the position's scale. */
+static void *cache_item_at(void *cache, enum plan_dtype type, bool keys, unsigned pos, unsigned head, unsigned d) {
+    unsigned item = type == PLAN_F32 ? 4 : 2, p = pos % 256, before = type == PLAN_I16 ? 1024 : 0, dim = jt_head_dim;
+    size_t unit = (size_t)(pos / 256 * jt_n_head_kv + head) * (256 * dim * item + before);
+    return (uint8_t *)cache + unit + before + item * (keys ? p / 16 * dim * 16 + d * 16 + p % 16 : p * dim + d);
+}
+static float *cache_scale_at(void *cache, unsigned pos, unsigned head) {
+    return (float *)(void *)((uint8_t *)cache + (size_t)(pos / 256 * jt_n_head_kv + head) * (512 * jt_head_dim + 1024) + pos % 256 * 4);
+}
+static size_t cache_bytes(enum plan_dtype type) {
+    return (CTX + 255) / 256 * jt_n_head_kv * plan_cache_unit_bytes(type, jt_head_dim);
+}
+
+static double cache_at(const void *cache, enum plan_dtype type, bool keys, unsigned pos, unsigned head, unsigned d) {
+    union { const void *from; void *to; } c = { cache };
+    const void *item = cache_item_at(c.to, type, keys, pos, head, d);
+    if (type == PLAN_I16) return *(const int16_t *)item * (double)*cache_scale_at(c.to, pos, head);
+    return type == PLAN_F16 ? quant_half(*(const uint16_t *)item) : (double)*(const float *)item;
 }
 
 static void rope_want(const float *x, const float *bias, const float *w, const float *turn, double *y) {
@@ -591,7 +626,8 @@ static void rope_want(const float *x, const float *bias, const float *w, const f
 
 struct rope_case {
     plan_cpu_kernel *kernel;
-    bool f16, norm;
+    enum plan_dtype type;
+    bool norm;
     unsigned n, pos;
     float *q, *k, *v, *table, *q_norm, *k_norm, *bias;   /* bias: of q, k and v, one after the other; NULL: none */
 };
@@ -608,41 +644,48 @@ static void rope_run(const struct rope_case *c, unsigned first, unsigned n, floa
     } else run_split(c->kernel, (void *[]){ q, k, v, c->table, k_cache, v_cache }, &step, (n + 2) * heads);
 }
 
-static void rope_check_cache(const struct rope_case *c, const void *k_cache, const void *v_cache) {
-    unsigned cols = jt_n_head_kv * jt_head_dim, item = c->f16 ? 2 : 4;
-    double k[256], bound = c->f16 ? 0x1p-11 : 3e-7;
+/* A row of the cache within what its type rounds to, and then poison again. */
+static void rope_check_row(enum plan_dtype type, void *cache, bool keys, unsigned pos, unsigned head, const double *want, double slack) {
+    double most = 0;
+    for (unsigned i = 0; i < jt_head_dim; i++) most = fmax(most, fabs(want[i]));
+    for (unsigned i = 0; i < jt_head_dim; i++) {
+        double bound = type == PLAN_F16 ? 0x1p-11 * fabs(want[i]) + 3e-8 : type == PLAN_I16 ? most / 65500 : 0;
+        assert_true(fabs(cache_at(cache, type, keys, pos, head, i) - want[i]) <= bound + 3e-7 * (fabs(want[i]) + slack));
+    }
+    for (unsigned i = 0; i < jt_head_dim; i++) memset(cache_item_at(cache, type, keys, pos, head, i), 0xff, type == PLAN_F32 ? 4 : 2);
+    if (type == PLAN_I16) memset(cache_scale_at(cache, pos, head), 0xff, 4);
+}
+
+static void rope_check_cache(const struct rope_case *c, void *k_cache, void *v_cache) {
+    unsigned cols = jt_n_head_kv * jt_head_dim;
+    double k[256], v[256];
     for (unsigned t = 0; t < c->n; t++) {
         for (unsigned h = 0; h < jt_n_head_kv; h++) {
-            size_t from = t * cols + h * jt_head_dim, to = (c->pos + t) * cols + h * jt_head_dim;
+            size_t from = t * cols + h * jt_head_dim;
             const float *k_bias = c->bias ? c->bias + (jt_n_head + h) * jt_head_dim : NULL;
             rope_want(c->k + from, k_bias, c->norm ? c->k_norm : NULL, c->table + (c->pos + t) * jt_rope_dim, k);
-            for (unsigned i = 0; i < jt_head_dim; i++) {
-                assert_true(fabs(cache_at(k_cache, c->f16, to + i) - k[i]) <= bound * (fabs(k[i]) + (k_bias ? 3 : 1)));   /* a sum may cancel */
-                double v = (double)c->v[from + i] + (k_bias ? (double)k_bias[cols + i] : 0);
-                assert_true(fabs(cache_at(v_cache, c->f16, to + i) - v) <= bound * (fabs(v) + (k_bias ? 1 : 0)) + 3e-8);
-            }
+            for (unsigned i = 0; i < jt_head_dim; i++) v[i] = (double)c->v[from + i] + (k_bias ? (double)k_bias[cols + i] : 0);
+            rope_check_row(c->type, k_cache, true, c->pos + t, h, k, k_bias ? 3 : 1);   /* a sum may cancel */
+            rope_check_row(c->type, v_cache, false, c->pos + t, h, v, k_bias ? 1 : 0.1);
         }
     }
-    for (int i = 0; i < 2; i++) {
-        const uint8_t *cache = i ? v_cache : k_cache;
-        assert_poison(cache, (size_t)c->pos * cols * item);
-        assert_poison(cache + (size_t)(c->pos + c->n) * cols * item, (size_t)(CTX - c->pos - c->n) * cols * item);
-    }
+    assert_poison(k_cache, cache_bytes(c->type));
+    assert_poison(v_cache, cache_bytes(c->type));
 }
 
 static void check_rope(struct rope_case *c) {
-    unsigned q_cols = jt_n_head * jt_head_dim, kv_cols = jt_n_head_kv * jt_head_dim;
-    size_t cache_bytes = (size_t)CTX * kv_cols * (c->f16 ? 2 : 4), q_bytes = (size_t)(c->n + 2) * q_cols * 4;
+    unsigned q_cols = jt_n_head * jt_head_dim;
+    size_t bytes = cache_bytes(c->type), q_bytes = (size_t)(c->n + 2) * q_cols * 4;
     struct guarded g[6];
-    for (int i = 0; i < 6; i++) g[i] = guarded_new(i < 2 ? q_bytes : cache_bytes);
+    for (int i = 0; i < 6; i++) g[i] = guarded_new(i < 2 ? q_bytes : bytes);
     float *q = guarded_data(g[0]), *q_single = guarded_data(g[1]);
     memcpy(q, c->q, q_bytes);
     memcpy(q_single, c->q, q_bytes);
     rope_run(c, 0, c->n, q, guarded_data(g[2]), guarded_data(g[3]));
     for (unsigned t = 0; t < c->n; t++) rope_run(c, t, 1, q_single, guarded_data(g[4]), guarded_data(g[5]));
     assert_memory_equal(q, q_single, q_bytes);
-    assert_memory_equal(guarded_data(g[2]), guarded_data(g[4]), cache_bytes);
-    assert_memory_equal(guarded_data(g[3]), guarded_data(g[5]), cache_bytes);
+    assert_memory_equal(guarded_data(g[2]), guarded_data(g[4]), bytes);
+    assert_memory_equal(guarded_data(g[3]), guarded_data(g[5]), bytes);
     double want[256];
     for (unsigned h = 0; h < c->n * jt_n_head; h++) {
         const float *bias = c->bias ? c->bias + h % jt_n_head * jt_head_dim : NULL;
@@ -656,37 +699,59 @@ static void check_rope(struct rope_case *c) {
 
 static void test_rope_store(void **state) {
     (void)state;
-    static const struct { plan_cpu_kernel *kernel; bool f16, norm; } kinds[] = {
-        { rope_f32, false, false }, { rope_f16, true, false }, { rope_f32_norm, false, true }, { rope_f16_norm, true, true },
-        { rope_f32_bias, false, false }, { rope_f16_bias, true, false } };
+    static const struct { plan_cpu_kernel *kernel; enum plan_dtype type; bool norm, bias; } kinds[] = {
+        { rope_f32, PLAN_F32, false, false }, { rope_f16, PLAN_F16, false, false }, { rope_i16, PLAN_I16, false, false },
+        { rope_f32_norm, PLAN_F32, true, false }, { rope_f16_norm, PLAN_F16, true, false }, { rope_i16_norm, PLAN_I16, true, false },
+        { rope_f32_bias, PLAN_F32, false, true }, { rope_f16_bias, PLAN_F16, false, true }, { rope_i16_bias, PLAN_I16, false, true } };
     static const unsigned dims[][2] = { { 64, 64 }, { 80, 80 }, { 96, 48 }, { 128, 128 }, { 256, 64 } };
-    for (unsigned i = 0; i < 60; i++) {
-        struct rope_case c = { kinds[i % 6].kernel, kinds[i % 6].f16, kinds[i % 6].norm, 1 + below(9), below(500), 0, 0, 0, 0, 0, 0, 0 };
-        jt_head_dim = dims[i % 5][0], jt_rope_dim = dims[i % 5][1], jt_neox = i / 6 % 2;
+    for (unsigned i = 0; i < 90; i++) {
+        struct rope_case c = { kinds[i % 9].kernel, kinds[i % 9].type, kinds[i % 9].norm, 1 + below(9), below(500), 0, 0, 0, 0, 0, 0, 0 };
+        jt_head_dim = dims[i % 5][0], jt_rope_dim = dims[i % 5][1], jt_neox = i / 9 % 2;
         jt_n_head_kv = 1 + below(3), jt_n_head = jt_n_head_kv * (1 + below(4));
         size_t rows = c.n + 2, kv = rows * jt_n_head_kv * jt_head_dim;
         c.q = random_floats(rows * jt_n_head * jt_head_dim, 4), c.k = random_floats(kv, 4), c.v = random_floats(kv, 4);
+        for (size_t j = 0; j < kv; j++) c.v[j] *= (float)(1 + j / jt_head_dim);   /* so that no two rows have one scale */
         c.table = random_floats((size_t)CTX * jt_rope_dim, 1);
         c.q_norm = random_floats(jt_head_dim, 2), c.k_norm = random_floats(jt_head_dim, 2);
-        if (i % 6 > 3) c.bias = random_floats((jt_n_head + 2 * jt_n_head_kv) * jt_head_dim, 2);
+        if (kinds[i % 9].bias) c.bias = random_floats((jt_n_head + 2 * jt_n_head_kv) * jt_head_dim, 2);
         check_rope(&c);
         free(c.bias);
         free(c.q), free(c.k), free(c.v), free(c.table), free(c.q_norm), free(c.k_norm);
     }
 }
 
+/* Rows of the cache that are zero, tiny, or not finite. */
+static void test_rope_store_ends(void **state) {
+    (void)state;
+    static const struct { float value, other; bool finite; } cases[] = {
+        { 0, 0, true }, { 1e-38f, -1e-38f, true }, { 0x1p-99f, 0, true }, { 3e38f, -3e38f, true }, { NAN, 1, false }, { INFINITY, 1, false }, { -INFINITY, 0, false } };
+    jt_n_head = jt_n_head_kv = 1, jt_head_dim = 64, jt_rope_dim = 2, jt_neox = 0;
+    for (unsigned i = 0; i < COUNT(cases); i++) {
+        float q[64] = { 0 }, x[64] = { 0 }, table[20] = { 1, 0 };
+        for (unsigned j = 0; j < 10; j++) table[2 * j] = 1, table[2 * j + 1] = 0;
+        for (unsigned j = 2; j < 64; j++) x[j] = j % 2 ? cases[i].value : cases[i].other;
+        struct guarded k = guarded_new(cache_bytes(PLAN_I16)), v = guarded_new(cache_bytes(PLAN_I16));
+        run_split(rope_i16, (void *[]){ q, x, x, table, guarded_data(k), guarded_data(v) }, &(struct plan_step){ .n_tokens = 1, .pos = 7 }, 3);
+        for (unsigned j = 0; j < 128; j++) {
+            double got = cache_at(guarded_data(j < 64 ? k : v), PLAN_I16, j < 64, 7, 0, j % 64), want = (double)x[j % 64];
+            if (!cases[i].finite) assert_true(isnan(got));
+            else assert_true(fabs(got - want) <= fabs((double)cases[i].value) / 65500 || fabs(want) < 0x1p-100);
+        }
+        guarded_free(k), guarded_free(v);
+    }
+}
+
 /* --- attention ------------------------------------------------------------------------------------- */
 
 struct attention_kernels { plan_cpu_kernel *many, *part, *combine, *combine_a16; };
-struct attention_case { struct attention_kernels run; bool f16; unsigned head_dim, window; const float *q; const void *k, *v; };
+struct attention_case { struct attention_kernels run; enum plan_dtype type; unsigned head_dim, window; const float *q; const void *k, *v; };
 
 static void attend_want(const struct attention_case *c, const float *q, unsigned kv_head, unsigned positions, double *out) {
     double *score = malloc(positions * sizeof *score), top = -INFINITY, total = 0;
-    unsigned cols = jt_n_head_kv * c->head_dim, at = kv_head * c->head_dim;
     unsigned first = c->window && positions > c->window ? positions - c->window : 0;
     for (unsigned p = first; p < positions; p++) {
         score[p] = 0;
-        for (unsigned i = 0; i < c->head_dim; i++) score[p] += (double)q[i] * cache_at(c->k, c->f16, p * cols + at + i);
+        for (unsigned i = 0; i < c->head_dim; i++) score[p] += (double)q[i] * cache_at(c->k, c->type, true, p, kv_head, i);
         score[p] /= sqrt(c->head_dim);
         top = fmax(top, score[p]);
     }
@@ -694,7 +759,7 @@ static void attend_want(const struct attention_case *c, const float *q, unsigned
     for (unsigned p = first; p < positions; p++) {
         double e = exp(score[p] - top);
         total += e;
-        for (unsigned i = 0; i < c->head_dim; i++) out[i] += e * cache_at(c->v, c->f16, p * cols + at + i);
+        for (unsigned i = 0; i < c->head_dim; i++) out[i] += e * cache_at(c->v, c->type, false, p, kv_head, i);
     }
     for (unsigned i = 0; i < c->head_dim; i++) out[i] /= total;
     free(score);
@@ -740,19 +805,24 @@ static void check_attention(const struct attention_case *c, unsigned pos, unsign
     double want[256];
     for (unsigned i = 0; i < n * jt_n_head; i++) {
         attend_want(c, c->q + i * c->head_dim, i % jt_n_head / (jt_n_head / jt_n_head_kv), pos + i / jt_n_head + 1, want);
-        assert_near(y + i * c->head_dim, want, c->head_dim, 5e-6);
+        assert_near(y + i * c->head_dim, want, c->head_dim, 2e-5);
     }
     guarded_free(all);
     guarded_free(single);
 }
 
-/* A cache whose first `rows` rows are numbers, larger towards the end so that the running maximum moves. */
-static struct guarded random_cache(bool f16, unsigned cols, unsigned rows) {
-    struct guarded g = guarded_new((size_t)CTX * cols * (f16 ? 2 : 4));
-    for (size_t i = 0; i < (size_t)rows * cols; i++) {
-        float x = uniform() * (1 + (float)(i / cols) / 100);
-        if (f16) put_half((uint8_t *)guarded_data(g) + 2 * i, x);
-        else ((float *)guarded_data(g))[i] = x;
+/* A cache whose first `rows` positions are numbers, larger towards the end so that the running maximum moves; no two rows of integers
+ * have one scale. */
+static struct guarded random_cache(enum plan_dtype type, bool keys, unsigned rows) {
+    struct guarded g = guarded_new(cache_bytes(type));
+    for (unsigned i = 0; i < rows * jt_n_head_kv * jt_head_dim; i++) {
+        unsigned pos = i / jt_head_dim / jt_n_head_kv, head = i / jt_head_dim % jt_n_head_kv, d = i % jt_head_dim;
+        void *item = cache_item_at(guarded_data(g), type, keys, pos, head, d);
+        float x = uniform() * (1 + (float)pos / 100);
+        if (type == PLAN_F16) put_half(item, x);
+        else if (type == PLAN_F32) *(float *)item = x;
+        else *(int16_t *)item = (int16_t)lrintf(32767 * uniform());
+        if (type == PLAN_I16 && d == 0) *cache_scale_at(guarded_data(g), pos, head) = (1 + (float)pos / 100) / 32767 * (0.8f + uniform() / 5);
     }
     return g;
 }
@@ -760,30 +830,36 @@ static struct guarded random_cache(bool f16, unsigned cols, unsigned rows) {
 #define ATTENTION(suffix, combine, combine_a16) { attention_##suffix, attention_part_##suffix, combine, combine_a16 }
 static void test_attention(void **state) {
     (void)state;
-    static const struct { struct attention_kernels run; bool f16; unsigned head_dim; bool window; } kinds[] = {
-        { ATTENTION(f32_64, attention_combine, attention_combine_a16_64), false, 64, false },
-        { ATTENTION(f32_80, attention_combine, attention_combine_a16_80), false, 80, false },
-        { ATTENTION(f32_96, attention_combine, NULL), false, 96, false },
-        { ATTENTION(f32_128, attention_combine, NULL), false, 128, false },
-        { ATTENTION(f32_256, attention_combine, NULL), false, 256, false },
-        { ATTENTION(f16_64, attention_combine, attention_combine_a16_64), true, 64, false },
-        { ATTENTION(f16_80, attention_combine, attention_combine_a16_80), true, 80, false },
-        { ATTENTION(f16_128, attention_combine, NULL), true, 128, false },
-        { ATTENTION(f32_64_window, attention_combine_window, NULL), false, 64, true },
-        { ATTENTION(f32_256_window, attention_combine_window, NULL), false, 256, true },
-        { ATTENTION(f16_128_window, attention_combine_window, NULL), true, 128, true } };
+    static const struct { struct attention_kernels run; enum plan_dtype type; unsigned head_dim; bool window; } kinds[] = {
+        { ATTENTION(f32_64, attention_combine, attention_combine_a16_64), PLAN_F32, 64, false },
+        { ATTENTION(f32_80, attention_combine, attention_combine_a16_80), PLAN_F32, 80, false },
+        { ATTENTION(f32_96, attention_combine, NULL), PLAN_F32, 96, false },
+        { ATTENTION(f32_128, attention_combine, NULL), PLAN_F32, 128, false },
+        { ATTENTION(f32_256, attention_combine, NULL), PLAN_F32, 256, false },
+        { ATTENTION(f16_64, attention_combine, attention_combine_a16_64), PLAN_F16, 64, false },
+        { ATTENTION(f16_80, attention_combine, attention_combine_a16_80), PLAN_F16, 80, false },
+        { ATTENTION(f16_128, attention_combine, NULL), PLAN_F16, 128, false },
+        { ATTENTION(f32_64_window, attention_combine_window, NULL), PLAN_F32, 64, true },
+        { ATTENTION(f32_256_window, attention_combine_window, NULL), PLAN_F32, 256, true },
+        { ATTENTION(f16_128_window, attention_combine_window, NULL), PLAN_F16, 128, true },
+        { ATTENTION(i16_40, attention_combine, NULL), PLAN_I16, 40, false },
+        { ATTENTION(i16_64, attention_combine, attention_combine_a16_64), PLAN_I16, 64, false },
+        { ATTENTION(i16_80, attention_combine, attention_combine_a16_80), PLAN_I16, 80, false },
+        { ATTENTION(i16_256, attention_combine, NULL), PLAN_I16, 256, false },
+        { ATTENTION(i16_64_window, attention_combine_window, NULL), PLAN_I16, 64, true },
+        { ATTENTION(i16_128_window, attention_combine_window, NULL), PLAN_I16, 128, true } };
     static const unsigned windows[] = { 1, 7, 8, 20, 255, 256, 257, 300, 1000 };
     static const unsigned contexts[] = { 1, 31, 33, 63, 64, 65, 255, 256, 257, 260, 513, 600 };
     static const unsigned groups[] = { 1, 2, 3, 4, 5, 6, 7, 8, 13 };   /* 13: more than are taken at a time */
-    for (unsigned i = 0; i < 11 * 12; i++) {
-        unsigned kind = i % 11, round = i / 11, window = windows[(round + kind) % 9], group = groups[(round + kind / 3) % 9];
-        struct attention_case c = { kinds[kind].run, kinds[kind].f16, kinds[kind].head_dim, kinds[kind].window ? window : 0, 0, 0, 0 };
+    for (unsigned i = 0; i < COUNT(kinds) * 12; i++) {
+        unsigned kind = i % COUNT(kinds), round = i / COUNT(kinds), window = windows[(round + kind) % 9], group = groups[(round + kind / 3) % 9];
+        struct attention_case c = { kinds[kind].run, kinds[kind].type, kinds[kind].head_dim, kinds[kind].window ? window : 0, 0, 0, 0 };
         unsigned context = contexts[(kind + round + (c.window ? 4 : 0)) % 12], n = 1 + below(context < 9 ? context : group < 5 ? 9 : 3);
-        jt_n_head_kv = 1 + i % 2, jt_n_head = jt_n_head_kv * group, jt_window = window;
+        jt_head_dim = c.head_dim, jt_n_head_kv = 1 + i % 2, jt_n_head = jt_n_head_kv * group, jt_window = window;
         jt_tokens = group > 12 ? 1 : 1 + below(12 / group);
         float *q = random_floats((size_t)(n + 1) * jt_n_head * c.head_dim, i % 3 ? 1.0f : 6.0f);
-        struct guarded k = random_cache(c.f16, jt_n_head_kv * c.head_dim, context);
-        struct guarded v = random_cache(c.f16, jt_n_head_kv * c.head_dim, context);
+        struct guarded k = random_cache(c.type, true, context);
+        struct guarded v = random_cache(c.type, false, context);
         c.q = q, c.k = guarded_data(k), c.v = guarded_data(v);
         check_attention(&c, context - n, n);
         guarded_free(k), guarded_free(v), free(q);
@@ -811,8 +887,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_q6_k), cmocka_unit_test(test_iq4_nl), cmocka_unit_test(test_iq4_xs), cmocka_unit_test(test_mxfp4),
         cmocka_unit_test(test_exponents),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_quantize),
-        cmocka_unit_test(test_norm_add), cmocka_unit_test(test_act_mul),  cmocka_unit_test(test_exp),        cmocka_unit_test(test_half),
-        cmocka_unit_test(test_rope_store), cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_norm_add), cmocka_unit_test(test_act_mul),  cmocka_unit_test(test_exp), cmocka_unit_test(test_exp2),      cmocka_unit_test(test_half),
+        cmocka_unit_test(test_rope_store), cmocka_unit_test(test_rope_store_ends), cmocka_unit_test(test_attention),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -300,6 +300,9 @@ static void test_tests(void **state) {
     INPUT_ROW(p[0].cols = TINY_EMBD * 4, "test input 0");
     INPUT_ROW((p[0].dtype = PLAN_A16, p[0].cols = 33), "test input 0");
     INPUT_ROW(p[0].amplitude = INFINITY, "isfinite");
+    INPUT_ROW(p[0].dtype = PLAN_I16, "test input 0");               /* of a cache alone */
+    INPUT_ROW(p[0].cache = TINY_EMBD, "test input 0");              /* in the arena */
+    TEST_ROW(p[0].out_cache = TINY_EMBD, "test 0");
     MODEL_ROW(p->n_tokens = UINT32_MAX, "model test");
     MODEL_ROW(p->n_values--, "model test");
     MODEL_ROW((p->n_tokens = 0, p->n_values += 5), "t->n_tokens && ");

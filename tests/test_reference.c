@@ -315,6 +315,7 @@ struct maker {
     struct launch launches[32];
     struct program_phase phases[4];
     struct selftest t;
+    const char *kv;
 };
 
 enum { CTX = 400, BUCKET = 16, SPLIT = 64 };
@@ -381,7 +382,7 @@ static void maker_attention(struct maker *k, uint32_t n) {
     struct key_field rope[] = { KEY("n", n), KEY("n_head", m->n_head), KEY("n_head_kv", m->n_head_kv),
                                 KEY("head_dim", m->head_dim), KEY("rope_dim", m->rope_dim), KEY("neox", 1),
                                 KEY("qk_norm", 1), { .name = "eps", .type = KEY_FLOAT, .number = m->rms_eps },
-                                { .name = "kv", .type = KEY_STRING, .string = "f16" } };
+                                { .name = "kv", .type = KEY_STRING, .string = k->kv } };
     float *table = arena_array(&k->f.a, (size_t)CTX * m->rope_dim, sizeof *table);
     reference_rope_table(m, false, CTX, table);
     k->pieces[k->p.n_pieces] = (struct piece){ .constant = table };
@@ -400,7 +401,7 @@ static void maker_splits(struct maker *k, uint32_t n) {
     uint32_t q = m->n_head * m->head_dim, rows = (CTX + SPLIT - 1) / SPLIT * n * m->n_head;
     struct key_field key[] = { KEY("n", n), KEY("n_head", m->n_head), KEY("n_head_kv", m->n_head_kv),
                                KEY("head_dim", m->head_dim), KEY("split", SPLIT),
-                               { .name = "kv", .type = KEY_STRING, .string = "f16" } };
+                               { .name = "kv", .type = KEY_STRING, .string = k->kv } };
     struct launch_arg part = arena_arg(k, PLAN_F32, rows, m->head_dim + 1);
     ADD(k, ATTENTION_PART, key, arena_arg(k, PLAN_F32, n, q), cache_arg(k, false), cache_arg(k, true), part);
     ADD(k, ATTENTION_COMBINE, key, part, arena_arg(k, PLAN_X16, n, q));
@@ -422,13 +423,15 @@ static void maker_x16(struct maker *k) {
     maker_splits(k, BUCKET);
 }
 
-static void maker_new(struct maker *k) {
+static void maker_new_kv(struct maker *k, const char *kv) {
     memset(k, 0, sizeof *k);
+    k->kv = kv;
     fixture_new(&k->f, true, true, false, false, 32);
     const struct model *m = &k->f.m;
     const struct model_layer *l = &m->layers[0];
     k->p = (struct program){ .model = m, .kernels = k->kernels, .values = k->values, .pieces = k->pieces,
-                             .launches = k->launches, .phases = k->phases, .ctx_max = CTX };
+                             .launches = k->launches, .phases = k->phases, .ctx_max = CTX,
+                             .cache_units = strcmp(kv, "f16") != 0 };
     phase_begin(k, PLAN_PHASE_PREFILL, BUCKET);
     struct key_field embed[] = { KEY("m", m->n_vocab), KEY("k", m->n_embd), KEY("n", BUCKET) };
     ADD(k, EMBED, embed, weight_arg(k, m->role[ROLE_TOKEN_EMBD]), arena_arg(k, PLAN_F32, BUCKET, m->n_embd));
@@ -456,6 +459,8 @@ static void maker_new(struct maker *k) {
     selftest_build(&k->t, &k->p, &k->f.a);
 }
 
+static void maker_new(struct maker *k) { maker_new_kv(k, "f16"); }
+
 /* Input `arg` of a test at (row, col), by the rules of plan.h. */
 static double seeded(const struct maker *k, const struct plan_test *t, uint32_t arg, uint64_t row, uint64_t col) {
     for (uint32_t i = t->first_input; i < t->first_input + t->n_inputs; i++) {
@@ -465,8 +470,9 @@ static double seeded(const struct maker *k, const struct plan_test *t, uint32_t 
         float u = plan_seeded(in->seed, row * in->cols + col);
         if (in->dtype == PLAN_F32) return (double)(in->amplitude * u);
         if (in->dtype == PLAN_F16 || in->dtype == PLAN_X16) return quant_half(quant_to_half(in->amplitude * u));
-        assert_int_equal(in->dtype, PLAN_A16);
-        float part = plan_seeded(in->seed ^ 0x5ca1e, row * (in->cols / 32) + col / 32);
+        assert_true(in->dtype == PLAN_A16 || in->dtype == PLAN_I16);
+        uint32_t block = in->dtype == PLAN_I16 ? k->f.m.head_dim : 32;
+        float part = plan_seeded(in->seed ^ 0x5ca1e, row * (in->cols / block) + col / block);
         return (double)rintf(32767 * u) * (double)in->amplitude / 32767 * (1 + (double)part / 2);
     }
     fail_msg("argument %u is no input", (unsigned)arg);
@@ -567,7 +573,7 @@ static double want_value(const struct maker *k, const struct plan_test *t, uint3
 
 /* The rows that a step of n_tokens defines; of split attention the last split alone, unless all rows are defined. */
 static void rows_of(const struct maker *k, const struct plan_test *t, uint32_t *first, uint32_t *last) {
-    bool cache = t->out_dtype == PLAN_F16;
+    bool cache = t->out_dtype == PLAN_F16 || t->out_dtype == PLAN_I16;
     *first = cache ? t->pos : 0;
     *last = *first + t->n_tokens - 1;
     if (k->kernels[t->kernel].template != &templates[ATTENTION_PART]) return;
@@ -611,10 +617,9 @@ static void check_test(const struct maker *k, const struct plan_test *t) {
         fail_msg("%s, argument %u: %g", k->kernels[t->kernel].name, (unsigned)t->out_arg, sqrt(error / size));
 }
 
-static void test_selftest_kernels(void **state) {
-    (void)state;
+static void check_kernels(const char *kv) {
     static struct maker k;
-    maker_new(&k);
+    maker_new_kv(&k, kv);
     unsigned of_kernel[COUNT(k.kernels)] = { 0 }, far = 0, sums = 0;
     for (unsigned i = 0; i < k.t.n_tests; i++) {
         const struct plan_test *t = &k.t.tests[i];
@@ -633,6 +638,35 @@ static void test_selftest_kernels(void **state) {
     for (unsigned i = 0; i < k.t.n_inputs; i++)
         for (unsigned j = 0; j < i; j++)
             assert_true(k.t.inputs[i].seed != k.t.inputs[j].seed || k.t.inputs[i].arg == k.t.inputs[j].arg);
+    arena_free(&k.f.a);
+}
+
+static void test_selftest_kernels(void **state) {
+    (void)state;
+    check_kernels("f16");
+    check_kernels("i16");
+}
+
+/* Where a CPU's cache is an argument its layout is told, anywhere else none. */
+static void test_selftest_cache(void **state) {
+    (void)state;
+    static struct maker k;
+    maker_new_kv(&k, "i16");
+    unsigned keys = 0, values = 0;
+    for (unsigned i = 0; i < k.t.n_inputs; i++) {
+        const struct plan_test_input *in = &k.t.inputs[i];
+        assert_int_equal(in->dtype == PLAN_I16, in->cache != 0);
+        if (in->cache) assert_int_equal(in->cache, k.f.m.head_dim | (in->arg == 1 ? PLAN_CACHE_KEYS : 0));
+        keys += in->cache > PLAN_CACHE_KEYS;
+        values += in->cache && in->cache < PLAN_CACHE_KEYS;
+    }
+    assert_true(keys == values && keys > 0);
+    for (unsigned i = 0; i < k.t.n_tests; i++) {
+        const struct plan_test *t = &k.t.tests[i];
+        assert_int_equal(t->out_dtype == PLAN_I16, t->out_cache != 0);
+        if (t->out_cache) assert_int_equal(t->out_cache, k.f.m.head_dim | (t->out_arg == 6 ? PLAN_CACHE_KEYS : 0));
+    }
+    close_to(1e-3, (double)k.t.model.bound, 1e-9);
     arena_free(&k.f.a);
 }
 
@@ -686,7 +720,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_logits),           cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_rope_table),       cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_selftest_kernels), cmocka_unit_test(test_selftest_model),
+        cmocka_unit_test(test_selftest_kernels), cmocka_unit_test(test_selftest_cache), cmocka_unit_test(test_selftest_model),
         cmocka_unit_test(test_selftest_short_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

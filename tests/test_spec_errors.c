@@ -57,10 +57,10 @@ static void test_range_and_type(void **state) {
                                                  "    memory { ctx_max = '4096' }\n"
                                                  "                       ^\n");
     expect_report("memory { kv = { 1 } }",
-                  "error: x.lua:2:15: 'kv' must be \"f32\" or \"f16\", not a table [spec-type]\n"
+                  "error: x.lua:2:15: 'kv' must be \"i16\", \"f32\" or \"f16\", not a table [spec-type]\n"
                   "    memory { kv = { 1 } }\n"
                   "                  ^\n");
-    expect_report("memory { kv = 'f61' }", "error: x.lua:2:15: 'kv' must be \"f32\" or \"f16\", "
+    expect_report("memory { kv = 'f61' }", "error: x.lua:2:15: 'kv' must be \"i16\", \"f32\" or \"f16\", "
                                            "not \"f61\"; did you mean 'f16'? [spec-range]\n"
                                            "    memory { kv = 'f61' }\n"
                                            "                  ^\n");
@@ -173,7 +173,7 @@ static void test_all_errors_are_reported(void **state) {
         "error: x.lua:2:28: 'ctx_max' must be an integer from 1 to 1048576, not 0 [spec-range]\n"
         "    memory { kv = 1, ctx_max = 0 }\n"
         "                               ^\n"
-        "error: x.lua:2:15: 'kv' must be \"f32\" or \"f16\", not 1 [spec-type]\n"
+        "error: x.lua:2:15: 'kv' must be \"i16\", \"f32\" or \"f16\", not 1 [spec-type]\n"
         "    memory { kv = 1, ctx_max = 0 }\n"
         "                  ^\n"
         "error: x.lua:3:11: a bucket must be a multiple of 8 from 8 to 512, not 7 [spec-range]\n"

@@ -262,7 +262,8 @@ static bool uses_cache(const struct profile *p, const struct plan_launch *l) {
 static void find_readers(const struct profile *p, struct pass *m) {
     const struct jllm_info *info = p->info;
     const struct plan_launch *l = p->all + m->phase->first_launch;
-    double position_bytes = (double)info->cache_bytes / info->ctx_max / info->n_layer;
+    enum plan_device device = strcmp(info->device, "cpu") ? PLAN_DEVICE_CUDA : PLAN_DEVICE_CPU;
+    double position_bytes = plan_position_bytes(device, info->cache_bytes, info->ctx_max) / info->n_layer;
     for (uint32_t i = 0; i < m->n; i++) {
         uint32_t later = i + 1;
         if (l[i].layer == UINT32_MAX || !uses_cache(p, &l[i])) continue;

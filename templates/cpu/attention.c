@@ -1,33 +1,28 @@
-/* softmax(q k / sqrt(head_dim)) v over cache rows 0 .. the token's own, or the last JT_WINDOW of them, for all query heads of
- * a head of k and v together.
+/* softmax(q k / sqrt(head_dim)) v over cache positions 0 .. the token's own, or the last JT_WINDOW of them, for all query heads
+ * of a head of k and v together.
  *
- * Positions come in chunks of JT_SPLIT from 0 up, each with a softmax of its own (chunks.h puts them together). Chunks, and
- * lanes within them, depend on positions alone, so a token's bits depend neither on the tokens beside it nor on who
- * computes what. For one token a unit is a chunk of a head of k and v; units are dealt to JT_LANES items, and
- * attention_combine.c adds the chunks. Otherwise an item is a head of k and v for up to JT_TOKENS tokens, which take
- * each block of rows while it is near, and adds its chunks itself.
+ * Positions come in chunks, the units of the cache (cache.h), from 0 up, each with a softmax of its own (chunks.h puts them
+ * together). A score is summed dimension after dimension, a dimension of a result position after position, and chunks depend
+ * on positions alone, so a token's bits depend neither on the tokens beside it nor on who computes what. For one token
+ * chunks of all heads of k and v are dealt to JT_LANES items, and attention_combine.c adds them. Otherwise an item is a head
+ * of k and v for up to JT_TOKENS tokens, which take each block of positions while it is near, and adds its chunks itself.
  */
 #include "plan_step.h"
+#include "cache.h"
 #include "chunks.h"
 
 #ifndef JT_WINDOW
 #define JT_WINDOW WINDOW_NONE
 #endif
-#ifdef JT_KV_F16
-typedef u16 cache_item;
-#define CACHE_LOAD(p) f32x8_from_f16(p)
-#else
-typedef float cache_item;
-#define CACHE_LOAD(p) f32x8_load(p)
-#endif
 
-#define BLOCK 64              /* rows of k or v that stay in the first cache while all heads and tokens use them */
+#define BLOCK 64              /* positions that stay in the first cache while all heads and tokens use them */
 #define QUERIES 12            /* heads of tokens at a time, at most */
-#define HEADS_AT_ONCE 3       /* that share what is loaded of a row */
-#define ROWS_AHEAD (8192 / (JT_HEAD_DIM * sizeof(cache_item)))   /* that one token asks for rows ahead of use */
+#define HEADS_AT_ONCE 3       /* that share what is loaded of k and v */
+#define AHEAD 8192            /* bytes that one token asks for keys and values ahead of use */
 #define PART_COLS (JT_HEAD_DIM + 1)
-#define CACHE_COLS ((u64)JT_N_HEAD_KV * JT_HEAD_DIM)
 #define HEADS_PER_KV (JT_N_HEAD / JT_N_HEAD_KV)
+#define ALONE static __attribute__((noinline, unused))   /* a function whose sums get all registers */
+_Static_assert(JT_SPLIT == CACHE_POSITIONS, "a chunk is a unit of the cache");
 
 /* Positions [first, end) of a chunk, counted from its begin: what a token sees of it. */
 struct seen { u32 first, end; };
@@ -38,125 +33,190 @@ INLINE struct seen seen_of_chunk(u32 pos, u32 begin) {
     return (struct seen){ first > begin ? first - begin : 0, end - begin < JT_SPLIT ? end - begin : JT_SPLIT };
 }
 
-/* Heads of a token and their scores: q[head][head_dim], s[head][JT_SPLIT], out[head][PART_COLS]. */
-struct heads { const float *q; float *s, *out; };
-INLINE struct heads heads_from(struct heads x, u32 head) {
-    return (struct heads){ x.q + head * JT_HEAD_DIM, x.s + head * JT_SPLIT, x.out + head * PART_COLS };
+/* What is left of that in a block, counted from there. */
+INLINE struct seen seen_of_block(struct seen s, u32 block) {
+    if (s.end <= block || s.first >= block + BLOCK) return (struct seen){ 0, 0 };
+    return (struct seen){ s.first > block ? s.first - block : 0, s.end - block < BLOCK ? s.end - block : BLOCK };
+}
+INLINE struct seen seen_by_all(const struct seen *seen, u32 n) {
+    struct seen all = { JT_SPLIT, 0 };
+    for (u32 i = 0; i < n; i++) {
+        if (seen[i].end && seen[i].first < all.first) all.first = seen[i].first;
+        if (seen[i].end > all.end) all.end = seen[i].end;
+    }
+    return all;
 }
 
-INLINE void row_ahead(const cache_item *row) {
+/* One token uses items as they lie in the cache; many share a block of them that was made fp32 first. */
 #if JT_N == 1
-    UNROLL(16) for (u32 i = 0; i < JT_HEAD_DIM; i += 64 / sizeof *row) __builtin_prefetch(row + ROWS_AHEAD * CACHE_COLS + i);
-#else
-    (void)row;
-#endif
+typedef cache_item near_item;
+#define NEAR_LOAD(p) ITEM_LOAD(p)
+#define NEAR_LOAD_8(p) ITEM_LOAD_8(p)
+INLINE void items_ahead(const near_item *at, u32 items) {
+    UNROLL(16) for (u32 i = 0; i < items * sizeof *at; i += 64) __builtin_prefetch((const u8 *)at + AHEAD + i);
 }
+#else
+typedef float near_item;
+#define NEAR_LOAD(p) f32v_load(p)
+#define NEAR_LOAD_8(p) f32x8_load(p)
+INLINE void items_ahead(const near_item *at, u32 items) { (void)at, (void)items; }
+#endif
+#if JT_N > 1 && (defined JT_KV_I16 || defined JT_KV_F16)
+#define NEAR_ITEMS (BLOCK * JT_HEAD_DIM)
+INLINE const near_item *block_near(const cache_item *items, float *near) {
+    for (u32 i = 0; i < NEAR_ITEMS; i += LANES) f32v_store(near + i, ITEM_LOAD(items + i));
+    return near;
+}
+#else
+#define NEAR_ITEMS 1
+INLINE const near_item *block_near(const cache_item *items, float *near UNUSED) { return items; }
+#endif
 
-/* s = q k / sqrt(head_dim) of rows lo .. hi - 1 (both multiples of 8) for n heads. Rows from end on are not there. */
-INLINE void scores(const u32 n, struct heads x, const cache_item *k, u32 lo, u32 hi, u32 end) {
-    const float factor = (float)(1.0 / __builtin_sqrt((double)JT_HEAD_DIM));
-    const u32 rows = n == 1 ? 8 : 4;
-    for (u32 i = lo; i < hi; i += rows) {
-        f32x8 dot[HEADS_AT_ONCE][8];
+/* s[head][JT_SPLIT] = q k / sqrt(head_dim) as an exponent of 2, of positions lo .. hi - 1 of a block, both multiples of 16, for n
+ * heads. What else stands in s of that block is lost. */
+INLINE void scores(const u32 n, const float *q, const near_item *k, const float *scale UNUSED, float *s, u32 lo, u32 hi) {
+    const float factor = (float)(1.44269504088896341 / __builtin_sqrt((double)JT_HEAD_DIM));
+    const u32 vectors = n == 1 && LANES < 16 ? 8 : 4, rows = vectors * LANES;
+    for (u32 i = lo / rows * rows; i < hi; i += rows) {
+        f32v dot[HEADS_AT_ONCE][8];
         UNROLL(3) for (u32 h = 0; h < n; h++)          /* an initializer would be a call of memset, which a kernel has not */
-            UNROLL(8) for (u32 j = 0; j < rows; j++) dot[h][j] = f32x8_all(0.0f);
-        const cache_item *row[8];
-        UNROLL(8) for (u32 j = 0; j < rows; j++) {
-            row[j] = k + (i + j < end ? i + j : end - 1) * CACHE_COLS;
-            row_ahead(row[j]);
-        }
-        UNROLL(1) for (u32 d = 0; d < JT_HEAD_DIM; d += 8) {
-            f32x8 part[8];
-            UNROLL(8) for (u32 j = 0; j < rows; j++) part[j] = CACHE_LOAD(row[j] + d);
-            UNROLL(3) for (u32 h = 0; h < n; h++) {
-                f32x8 q = f32x8_load(x.q + h * JT_HEAD_DIM + d);
-                UNROLL(8) for (u32 j = 0; j < rows; j++) dot[h][j] = f32x8_fma(q, part[j], dot[h][j]);
+            UNROLL(8) for (u32 j = 0; j < vectors; j++) dot[h][j] = f32v_all(0.0f);
+        UNROLL(1) for (u32 d = 0; d < JT_HEAD_DIM; d++) {
+            items_ahead(k + i * JT_HEAD_DIM + d * rows, rows);
+            UNROLL(8) for (u32 j = 0; j < vectors; j++) {
+                u32 group = (i + j * LANES) / CACHE_GROUP, lane = j * LANES % CACHE_GROUP;
+                f32v part = NEAR_LOAD(k + (group * JT_HEAD_DIM + d) * CACHE_GROUP + lane);
+                UNROLL(3) for (u32 h = 0; h < n; h++) dot[h][j] = f32v_fma(f32v_all(q[h * JT_HEAD_DIM + d]), part, dot[h][j]);
             }
         }
-        if (rows == 8) f32x8_store(x.s + i, f32x8_sums(dot[0]) * factor);
-        else UNROLL(3) for (u32 h = 0; h < n; h++) f32x4_store(x.s + h * JT_SPLIT + i, f32x4_sums(dot[h]) * factor);
+        UNROLL(8) for (u32 j = 0; j < vectors; j++) {
+            f32v by = f32v_all(factor);
+            if (CACHE_SCALES) by *= f32v_load(scale + i + j * LANES);
+            UNROLL(3) for (u32 h = 0; h < n; h++) f32v_store(s + h * JT_SPLIT + i + j * LANES, dot[h][j] * by);
+        }
     }
 }
 
-/* out += sum of p[i] v[i] over rows first .. end - 1, for vectors at .. at + n_vectors - 1 of n heads. */
-INLINE void values(const u32 n, const u32 n_vectors, struct heads x, const cache_item *v, u32 first, u32 end, u32 at) {
-    f32x8 sum[HEADS_AT_ONCE][8];
+/* sum[head][head_dim] += p[i] v[i] over positions first .. end - 1 of a block for n heads: vectors at .. at + n_vectors - 1, or eight dimensions. */
+INLINE void values(const u32 n, const u32 n_vectors, const float *p, const near_item *v, float *sums, u32 first, u32 end, u32 at) {
+    f32v sum[HEADS_AT_ONCE][8];
     UNROLL(3) for (u32 h = 0; h < n; h++)
-        UNROLL(8) for (u32 j = 0; j < n_vectors; j++) sum[h][j] = f32x8_load(x.out + h * PART_COLS + at + 8 * j);
-    v += first * CACHE_COLS + at;
-    for (u32 i = first; i < end; i++, v += CACHE_COLS) {
-        if (at == 0) row_ahead(v);
+        UNROLL(8) for (u32 j = 0; j < n_vectors; j++) sum[h][j] = f32v_load(sums + h * JT_HEAD_DIM + at + LANES * j);
+    v += first * JT_HEAD_DIM + at;
+    UNROLL(1) for (u32 i = first; i < end; i++, v += JT_HEAD_DIM) {
+        if (at == 0) items_ahead(v, JT_HEAD_DIM);
         UNROLL(8) for (u32 j = 0; j < n_vectors; j++) {
-            f32x8 part = CACHE_LOAD(v + 8 * j);
-            UNROLL(3) for (u32 h = 0; h < n; h++) sum[h][j] = f32x8_fma(f32x8_all(x.s[h * JT_SPLIT + i]), part, sum[h][j]);
+            f32v part = NEAR_LOAD(v + LANES * j);
+            UNROLL(3) for (u32 h = 0; h < n; h++) sum[h][j] = f32v_fma(f32v_all(p[h * JT_SPLIT + i]), part, sum[h][j]);
         }
     }
     UNROLL(3) for (u32 h = 0; h < n; h++)
-        UNROLL(8) for (u32 j = 0; j < n_vectors; j++) f32x8_store(x.out + h * PART_COLS + at + 8 * j, sum[h][j]);
+        UNROLL(8) for (u32 j = 0; j < n_vectors; j++) f32v_store(sums + h * JT_HEAD_DIM + at + LANES * j, sum[h][j]);
 }
-INLINE void head_values(const u32 n, struct heads x, const cache_item *v, u32 first, u32 end) {
-    const u32 tile = n == 1 ? 8 : 4;   /* vectors in registers */
+INLINE void values_8(const u32 n, const float *p, const near_item *v, float *sums, u32 first, u32 end, u32 at) {
+    f32x8 sum[HEADS_AT_ONCE];
+    UNROLL(3) for (u32 h = 0; h < n; h++) sum[h] = f32x8_load(sums + h * JT_HEAD_DIM + at);
+    UNROLL(1) for (u32 i = first; i < end; i++)
+        UNROLL(3) for (u32 h = 0; h < n; h++)
+            sum[h] = f32x8_fma(f32x8_all(p[h * JT_SPLIT + i]), NEAR_LOAD_8(v + i * JT_HEAD_DIM + at), sum[h]);
+    UNROLL(3) for (u32 h = 0; h < n; h++) f32x8_store(sums + h * JT_HEAD_DIM + at, sum[h]);
+}
+INLINE void head_values(const u32 n, const float *p, const near_item *v, float *sums, u32 first, u32 end) {
+    const u32 tile = n == 1 && LANES < 16 ? 8 : 4;   /* vectors in registers */
     u32 d = 0;
-    UNROLL(1) for (; d + 8 * tile <= JT_HEAD_DIM; d += 8 * tile) values(n, tile, x, v, first, end, d);
-    UNROLL(1) for (; d < JT_HEAD_DIM; d += 8) values(n, 1, x, v, first, end, d);
+    UNROLL(1) for (; d + LANES * tile <= JT_HEAD_DIM; d += LANES * tile) values(n, tile, p, v, sums, first, end, d);
+    UNROLL(1) for (; d + LANES <= JT_HEAD_DIM; d += LANES) values(n, 1, p, v, sums, first, end, d);
+    if (LANES > 8 && d < JT_HEAD_DIM) values_8(n, p, v, sums, first, end, d);
 }
 
-/* Scores to weights e^(s - top), zero where a token does not look; their sum. What log2 stands for is in chunks.h. */
-INLINE float weights(struct seen seen, float *s, float *log2) {
-    const float infinity = __builtin_inff();
-    u32 lo = seen.first & ~7u, hi = (seen.end + 7) & ~7u;
-    for (u32 i = lo; i < seen.first; i++) s[i] = -infinity;
-    for (u32 i = seen.end; i < hi; i++) s[i] = -infinity;
-    f32x8 most = f32x8_all(-infinity), sum = { 0 };
-    for (u32 i = lo; i < hi; i += 8) most = f32x8_max(f32x8_load(s + i), most);
-    float top = f32x8_top(most);
-    for (u32 i = lo; i < hi; i += 8) {
-        f32x8 p = f32x8_exp(f32x8_load(s + i) - top);
-        f32x8_store(s + i, p);
-        sum += p;
-    }
-    float total = f32x8_sum(sum);
-    *log2 = top * 1.44269504088896341f + f32_log2(total);
-    return total;
+#define SCORES(n) ALONE void scores_##n(const float *q, const near_item *k, const float *scale, float *s, u32 lo, u32 hi) { \
+    scores(n, q, k, scale, s, lo, hi); \
 }
+SCORES(1) SCORES(2) SCORES(3)
+#define VALUES(n) ALONE void values_of_##n(const float *p, const near_item *v, float *sums, u32 first, u32 end) { \
+    head_values(n, p, v, sums, first, end); \
+}
+VALUES(1) VALUES(2) VALUES(3)
 
-/* f for groups of heads whose number is a constant. */
-#define BY_HEADS(f, n_heads, x, ...) do { \
-    for (u32 h_ = 0, n_; h_ < (n_heads); h_ += n_) { \
-        n_ = (n_heads) - h_ == 4 ? 2 : (n_heads) - h_ < 3 ? (n_heads) - h_ : 3; \
-        struct heads y_ = heads_from(x, h_); \
-        if (n_ == 3) f(3, y_, __VA_ARGS__); \
-        else if (n_ == 2) f(2, y_, __VA_ARGS__); \
-        else f(1, y_, __VA_ARGS__); \
+/* f_1 to f_3 for all heads from h = 0 on. */
+#define BY_HEADS(f, n_heads, ...) do { \
+    for (u32 h = 0, n_; h < (n_heads); h += n_) { \
+        n_ = (n_heads) - h == 4 ? 2 : (n_heads) - h < 3 ? (n_heads) - h : 3; \
+        if (n_ == 3) f##_3(__VA_ARGS__); \
+        else if (n_ == 2) f##_2(__VA_ARGS__); \
+        else f##_1(__VA_ARGS__); \
     } \
 } while (0)
 
-/* A chunk: n_heads heads of n_tokens tokens over rows k and v. q stands as in the plan, s and out token after token. */
-INLINE void chunk_attend(const float *q, const cache_item *k, const cache_item *v, const struct seen *seen, u32 n_tokens, u32 n_heads,
-                         float *s, float *out) {
-    for (u32 block = 0; block < JT_SPLIT; block += BLOCK)
-        for (u32 t = 0; t < n_tokens; t++) {
-            struct heads x = { q + (u64)t * JT_N_HEAD * JT_HEAD_DIM, s + t * n_heads * JT_SPLIT, out };
-            u32 lo = seen[t].first & ~7u, hi = (seen[t].end + 7) & ~7u;
-            lo = lo > block ? lo : block, hi = hi < block + BLOCK ? hi : block + BLOCK;
-            if (lo < hi) BY_HEADS(scores, n_heads, x, k, lo, hi, seen[t].end);
+INLINE float f32v_top(f32v x) {
+    float lanes[LANES], top;
+    f32v_store(lanes, x);
+    top = lanes[0];
+    UNROLL(16) for (u32 i = 1; i < LANES; i++) top = lanes[i] > top ? lanes[i] : top;
+    return top;
+}
+INLINE float f32_sum16(const f32v *x) {
+    float lanes[16];
+    UNROLL(4) for (u32 j = 0; j < TILE_VECTORS; j++) f32v_store(lanes + j * LANES, x[j]);
+    return f32x8_sum(f32x8_load(lanes) + f32x8_load(lanes + 8));
+}
+
+/* Scores to weights 2^(s - top) for those positions that a token sees, times the scales of their values; the weights' sum. What
+ * log2 stands for is in chunks.h. */
+INLINE float weights(struct seen seen, float *s, const float *scale UNUSED, float *log2) {
+    const float infinity = __builtin_inff();
+    u32 lo = seen.first & ~15u, hi = (seen.end + 15) & ~15u;
+    for (u32 i = lo; i < seen.first; i++) s[i] = -infinity;
+    for (u32 i = seen.end; i < hi; i++) s[i] = -infinity;
+    f32v most = f32v_all(-infinity), sum[TILE_VECTORS];
+    for (u32 i = lo; i < hi; i += LANES) most = f32v_max(f32v_load(s + i), most);
+    float top = f32v_top(most);
+    UNROLL(4) for (u32 j = 0; j < TILE_VECTORS; j++) sum[j] = f32v_all(0.0f);
+    for (u32 i = lo; i < hi; i += 16)
+        UNROLL(4) for (u32 j = 0; j < TILE_VECTORS; j++) {
+            f32v p = f32v_exp2(f32v_load(s + i + j * LANES) - top);
+            sum[j] += p;
+            if (CACHE_SCALES) p *= f32v_load(scale + i + j * LANES);
+            f32v_store(s + i + j * LANES, p);
         }
-    float total[QUERIES];
-    for (u32 i = 0; i < n_tokens * n_heads; i++) {
-        float *y = out + i * PART_COLS;
-        total[i] = seen[i / n_heads].end ? weights(seen[i / n_heads], s + i * JT_SPLIT, y + JT_HEAD_DIM) : 1;
-        UNROLL(1) for (u32 d = 0; d < JT_HEAD_DIM; d += 8) f32x8_store(y + d, f32x8_all(0.0f));
-    }
-    for (u32 block = 0; block < JT_SPLIT; block += BLOCK)
+    float total = f32_sum16(sum);
+    *log2 = top + f32_log2(total);
+    return total;
+}
+
+/* A chunk's keys and values. */
+struct chunk { const float *k_scales, *v_scales; const cache_item *k, *v; };
+INLINE struct chunk chunk_at(void *const *args, u32 pos, u32 kv) {
+    return (struct chunk){ cache_scales(args[1], pos, kv), cache_scales(args[2], pos, kv), cache_items(args[1], pos, kv), cache_items(args[2], pos, kv) };
+}
+
+/* n_heads heads of n_tokens tokens over a chunk. q stands as in the plan, s and out[PART_COLS] token after token. */
+INLINE void chunk_attend(const float *q, struct chunk c, const struct seen *seen, u32 n_tokens, u32 n_heads, float *s, float *out) {
+    float sums[QUERIES * JT_HEAD_DIM], total[QUERIES], near[NEAR_ITEMS];
+    struct seen all = seen_by_all(seen, n_tokens);
+    for (u32 block = all.first / BLOCK * BLOCK; block < all.end; block += BLOCK) {
+        const near_item *k = block_near(c.k + block * JT_HEAD_DIM, near);
         for (u32 t = 0; t < n_tokens; t++) {
-            struct heads x = { q, s + t * n_heads * JT_SPLIT, out + t * n_heads * PART_COLS };
-            u32 first = seen[t].first > block ? seen[t].first : block, end = seen[t].end < block + BLOCK ? seen[t].end : block + BLOCK;
-            if (first < end) BY_HEADS(head_values, n_heads, x, v, first, end);
+            struct seen here = seen_of_block(seen[t], block);
+            u32 lo = here.first & ~15u, hi = (here.end + 15) & ~15u, at = t * n_heads * JT_SPLIT + block;
+            if (lo < hi) BY_HEADS(scores, n_heads, q + ((u64)t * JT_N_HEAD + h) * JT_HEAD_DIM, k, c.k_scales + block, s + at + h * JT_SPLIT, lo, hi);
         }
-    for (u32 i = 0; i < n_tokens * n_heads; i++) {
-        float *y = out + i * PART_COLS;
-        UNROLL(1) for (u32 d = 0; d < JT_HEAD_DIM; d += 8) f32x8_store(y + d, f32x8_load(y + d) / total[i]);
     }
+    for (u32 i = 0; i < n_tokens * n_heads; i++) {
+        total[i] = seen[i / n_heads].end ? weights(seen[i / n_heads], s + i * JT_SPLIT, c.v_scales, out + i * PART_COLS + JT_HEAD_DIM) : 1;
+        UNROLL(1) for (u32 d = 0; d < JT_HEAD_DIM; d += 8) f32x8_store(sums + i * JT_HEAD_DIM + d, f32x8_all(0.0f));
+    }
+    for (u32 block = all.first / BLOCK * BLOCK; block < all.end; block += BLOCK) {
+        const near_item *v = block_near(c.v + block * JT_HEAD_DIM, near);
+        for (u32 t = 0; t < n_tokens; t++) {
+            struct seen here = seen_of_block(seen[t], block);
+            u32 at = t * n_heads;
+            if (here.end) BY_HEADS(values_of, n_heads, s + (at + h) * JT_SPLIT + block, v, sums + (at + h) * JT_HEAD_DIM, here.first, here.end);
+        }
+    }
+    for (u32 i = 0; i < n_tokens * n_heads; i++)
+        UNROLL(1) for (u32 d = 0; d < JT_HEAD_DIM; d += 8)
+            f32x8_store(out + i * PART_COLS + d, f32x8_load(sums + i * JT_HEAD_DIM + d) / total[i]);
 }
 
 #if JT_N == 1
@@ -165,26 +225,25 @@ INLINE void chunk_attend(const float *q, const cache_item *k, const cache_item *
 INLINE void unit_attend(void *const *args, u32 pos, u32 chunk, u32 kv) {
     float s[QUERIES * JT_SPLIT];
     struct seen seen = seen_of_chunk(pos, chunk * JT_SPLIT);
-    u64 row = (u64)chunk * JT_SPLIT * CACHE_COLS + kv * JT_HEAD_DIM;
     for (u32 h = 0, n; h < HEADS_PER_KV; h += n) {
         u32 head = kv * HEADS_PER_KV + h;
         n = HEADS_PER_KV - h < QUERIES ? HEADS_PER_KV - h : QUERIES;
-        chunk_attend((const float *)args[0] + (u64)head * JT_HEAD_DIM, (const cache_item *)args[1] + row,
-                     (const cache_item *)args[2] + row, &seen, 1, n, s, (float *)args[3] + ((u64)chunk * JT_N_HEAD + head) * PART_COLS);
+        chunk_attend((const float *)args[0] + (u64)head * JT_HEAD_DIM, chunk_at(args, chunk * JT_SPLIT, kv), &seen, 1, n, s,
+                     (float *)args[3] + ((u64)chunk * JT_N_HEAD + head) * PART_COLS);
     }
 }
 
+/* An item has chunks that lie one behind the other, so that asking ahead goes on from one to the next. */
 KERNEL {
     u32 begin = FIRST_SEEN(step->pos) / JT_SPLIT, units = (step->pos / JT_SPLIT - begin + 1) * JT_N_HEAD_KV;
-    for (u32 item = first; item < last; item++)
-        for (u32 unit = item; unit < units; unit += JT_LANES)
-            unit_attend(args, step->pos, begin + unit / JT_N_HEAD_KV, unit % JT_N_HEAD_KV);
+    for (u32 unit = (u32)((u64)first * units / JT_LANES); unit < (u32)((u64)last * units / JT_LANES); unit++)
+        unit_attend(args, step->pos, begin + unit / JT_N_HEAD_KV, unit % JT_N_HEAD_KV);
 }
 
 #else
 
 /* n_heads heads of n tokens from pos on; q and out stand at the first of them. */
-INLINE void tokens_attend(const float *q, const cache_item *k, const cache_item *v, u32 pos, u32 n, u32 n_heads, float *out) {
+INLINE void tokens_attend(void *const *args, u32 kv, const float *q, u32 pos, u32 n, u32 n_heads, float *out) {
     float s[QUERIES * JT_SPLIT], part[QUERIES * PART_COLS];
     struct folded state[QUERIES];
     struct seen seen[QUERIES];
@@ -192,7 +251,7 @@ INLINE void tokens_attend(const float *q, const cache_item *k, const cache_item 
         state[i] = fold_none(JT_HEAD_DIM, out + ((u64)(i / n_heads) * JT_N_HEAD + i % n_heads) * JT_HEAD_DIM);
     for (u32 begin = FIRST_SEEN(pos) / JT_SPLIT * JT_SPLIT; begin < pos + n; begin += JT_SPLIT) {
         for (u32 t = 0; t < n; t++) seen[t] = seen_of_chunk(pos + t, begin);
-        chunk_attend(q, k + begin * CACHE_COLS, v + begin * CACHE_COLS, seen, n, n_heads, s, part);
+        chunk_attend(q, chunk_at(args, begin, kv), seen, n, n_heads, s, part);
         for (u32 i = 0; i < n * n_heads; i++)
             if (seen[i / n_heads].end)
                 state[i] = fold(state[i], JT_HEAD_DIM, part + i * PART_COLS, out + ((u64)(i / n_heads) * JT_N_HEAD + i % n_heads) * JT_HEAD_DIM);
@@ -208,8 +267,7 @@ KERNEL {
         for (u32 h = 0, n_heads; h < HEADS_PER_KV; h += n_heads) {
             n_heads = HEADS_PER_KV - h < QUERIES ? HEADS_PER_KV - h : QUERIES;
             u64 at = ((u64)t * JT_N_HEAD + kv * HEADS_PER_KV + h) * JT_HEAD_DIM;
-            tokens_attend((const float *)args[0] + at, (const cache_item *)args[1] + kv * JT_HEAD_DIM,
-                          (const cache_item *)args[2] + kv * JT_HEAD_DIM, step->pos + t, n, n_heads, (float *)args[3] + at);
+            tokens_attend(args, kv, (const float *)args[0] + at, step->pos + t, n, n_heads, (float *)args[3] + at);
         }
     }
 }

@@ -159,7 +159,7 @@ function lower.qkv(op)
     end
 end
 
--- Positions of a chunk of attention. Fixed, so that the order of sums is.
+-- Positions of a chunk of attention: a unit of the cache (cache.h). Fixed, so that the order of sums is.
 local SPLIT = 256
 
 -- Heads that make whole blocks of 32 columns.

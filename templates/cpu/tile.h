@@ -38,6 +38,7 @@ typedef u8 u8v VECTOR_OF(VEC);
 typedef u16 u16_lanes VECTOR_OF(2 * LANES) UNALIGNED;
 typedef u8 u8_lanes VECTOR_OF(LANES) UNALIGNED;
 typedef i8 i8_lanes VECTOR_OF(LANES) UNALIGNED;
+typedef i16 i16_lanes VECTOR_OF(2 * LANES) UNALIGNED;
 typedef i8 i8_pairs VECTOR_OF(2 * LANES) UNALIGNED;
 typedef f32v f32v_any UNALIGNED;
 typedef u16v u16v_any UNALIGNED;
@@ -48,6 +49,17 @@ INLINE f32v f32v_all(float x) { return x - (f32v){ 0 }; }   /* less: -0 stays -0
 INLINE f32v f32v_from(i32v x) { return __builtin_convertvector(x, f32v); }
 INLINE i32v i32v_from_u8(const void *p) { return __builtin_convertvector(*(const u8_lanes *)p, i32v); }
 INLINE i32v i32v_from_i8(const void *p) { return __builtin_convertvector(*(const i8_lanes *)p, i32v); }
+/* gcc puts two halves together where it is not told. */
+INLINE i32v i32v_from_i16(const void *p) {
+#if VEC == 64 && !defined __clang__
+    return __builtin_ia32_pmovsxwd512_mask(*(const i16x16_any *)p, (i32v){ 0 }, 0xffff);
+#elif VEC == 32 && !defined __clang__
+    return __builtin_ia32_pmovsxwd256(*(const i16x8_any *)p);
+#else
+    return __builtin_convertvector(*(const i16_lanes *)p, i32v);
+#endif
+}
+INLINE i32x8 i32x8_from_i16(const void *p) { return __builtin_convertvector(*(const i16x8_any *)p, i32x8); }
 INLINE i16v i16v_from_i8(const void *p) { return __builtin_convertvector(*(const i8_pairs *)p, i16v); }
 
 /* Two neighbouring 16-bit values in every lane. */
@@ -65,6 +77,35 @@ INLINE f32v f32v_fma(f32v a, f32v b, f32v c) {
 #else
     return a * b + c;
 #endif
+}
+
+/* The larger of two; b where they do not compare. */
+INLINE f32v f32v_max(f32v a, f32v b) {
+#if VEC == 64 && defined __clang__
+    return __builtin_ia32_maxps512(a, b, 4);
+#elif VEC == 64
+    return __builtin_ia32_maxps512_mask(a, b, (f32v){ 0 }, EVERY_LANE, 4);
+#elif VEC == 32
+    return __builtin_ia32_maxps256(a, b);
+#else
+    i32v more = a > b;
+    return (f32v)((more & (i32v)a) | (~more & (i32v)b));
+#endif
+}
+
+/* 2^x within 2e-7 of the value for x <= 0; 2^-126 for less than -126. NaN stays NaN. The polynomial is the one of its degree whose
+ * largest relative error in [-1/2, 1/2] is least, 9.2e-8, of those that are 1 at 0. */
+INLINE f32v f32v_exp2(f32v x) {
+    const float magic = 0x1.8p23f + 127;   /* adding it rounds to an integer, with an exponent's bias, in the low bits of the sum */
+    x = f32v_max(f32v_all(-126.0f), x);
+    f32v shifted = x + magic, r = x - (shifted - magic);
+    f32v p = f32v_all(1.3264727313e-3f);
+    p = f32v_fma(p, r, f32v_all(9.6715129912e-3f));
+    p = f32v_fma(p, r, f32v_all(5.5507335812e-2f));
+    p = f32v_fma(p, r, f32v_all(2.4022242427e-1f));
+    p = f32v_fma(p, r, f32v_all(6.9314700365e-1f));
+    p = f32v_fma(p, r, f32v_all(1.0f));
+    return p * (f32v)((u32v)shifted << 23);
 }
 
 /* LANES IEEE halves, exactly. */
