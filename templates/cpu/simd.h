@@ -52,7 +52,10 @@ INLINE f32x8 f32x8_from(i32x8 x) { return __builtin_convertvector(x, f32x8); }
 
 /* Ask for what comes JT_AHEAD bytes behind `bytes` at p: hardware stops looking ahead at pages, and one core then waits
  * for memory (with 4 KiB 7 GB/s become 11). Asking for what does not exist is harmless. */
-#if defined JT_AHEAD && JT_AHEAD
+#ifndef JT_AHEAD
+#define JT_AHEAD 0
+#endif
+#if JT_AHEAD
 INLINE void stream_ahead(const u8 *p, u32 bytes) {
     UNROLL(16) for (u32 i = 0; i < bytes; i += 64) __builtin_prefetch(p + JT_AHEAD + i);
 }

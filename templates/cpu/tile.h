@@ -98,6 +98,7 @@ INLINE f32v f32v_from_e8m0(const void *p) {
  * multiplies halves of vectors and so keeps even and odd columns apart until then. */
 #if defined __aarch64__
 typedef struct { i32x4 low, high; } dots;
+INLINE dots dots_above(dots c, i32 x) { return (dots){ c.low + (i32x4){ x, 0, x, 0 }, c.high + (i32x4){ x, 0, x, 0 } }; }
 INLINE dots dots_none(void) { return (dots){ { 0 }, { 0 } }; }
 INLINE dots dots_add(dots c, i16v a, i16v b) {
     __asm__("smlal %0.4s, %1.4h, %2.4h" : "+w"(c.low) : "w"(a), "w"(b));
@@ -111,6 +112,7 @@ INLINE i32v dots_sum(dots c) {
 }
 #else
 typedef i32v dots;
+INLINE dots dots_above(dots c, i32 x) { return c + x; }
 INLINE dots dots_none(void) { return (dots){ 0 }; }
 INLINE i32v dots_sum(dots c) { return c; }
 INLINE dots dots_add(dots c, i16v a, i16v b) {
@@ -138,6 +140,7 @@ INLINE dots dots_add(dots c, i16v a, i16v b) {
 #else
 #define FOURS_OFFSET(offset) (offset)
 #endif
+#define FOURS_ARE_FAST(wide) (VEC == 64 || (VEC == 32 && !(wide)))   /* else 16-bit products serve */
 INLINE dots fours_start(i32 start, unsigned offset) {
 #if defined __aarch64__
     dots c = dots_none();
@@ -165,6 +168,14 @@ INLINE dots fours_add(dots c, u16v w, i16v a, int wide) {
     return dots_add(c, (i16v)(w >> 8), a >> 8);
 #endif
 }
+
+/* Eight columns in the order of a8.h, widened, in their own order. */
+INLINE i16x8 i16x8_in_order(const i8 *p) {
+    typedef i8 i8x8_any VECTOR_OF(8) UNALIGNED;
+    i16x8 x = __builtin_convertvector(*(const i8x8_any *)p, i16x8);
+    return __builtin_shufflevector(x, x, 0, 2, 4, 6, 1, 3, 5, 7);
+}
+typedef i8 i8x32_any VECTOR_OF(32) UNALIGNED;
 
 /* Bits [from, from + n) of every word, moved to bit `to`. */
 INLINE u16v field(u16v word, unsigned from, unsigned n, unsigned to) {
