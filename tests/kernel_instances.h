@@ -52,6 +52,8 @@ static float jt_scale = 1;
 #define panel_scaled OWN(panel_scaled)
 #define widened OWN(widened)
 #define widen OWN(widen)
+#define sums OWN(sums)
+#define sums_make OWN(sums_make)
 #define ahead OWN(ahead)
 #define ahead_ask OWN(ahead_ask)
 #define panel_fill OWN(panel_fill)
@@ -486,6 +488,8 @@ static float jt_scale = 1;
 #undef PANEL_UNITS
 #undef START_FIRST
 #undef WIDENED
+#undef SUMS_MADE
+#undef SUM_AT
 #undef PART_COLS
 #undef PARTS
 #undef TO_CACHE

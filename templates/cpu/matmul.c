@@ -119,18 +119,29 @@ INLINE PLACE place_at(void *a, u32 t, u32 unit) { return a16_place(a, JT_N, JT_K
 INLINE PLACE place_next(PLACE x) { return (PLACE){ x.q + 32, x.scale + 1, x.sum + 1 }; }
 INLINE i16v step_at(PLACE x, int t, unsigned i) { return i16v_pair(x.q + (u64)t * JT_K + 2 * i); }
 INLINE float scale_at(PLACE x, int t) { return x.scale[(u64)t * UNITS]; }
-INLINE float sum_at(PLACE x, int t, unsigned s) {
-#if UNIT_MINS < 2
-    return x.sum[(u64)t * UNITS + s];
-#else
-    i32x8 one = i32x8_all(0x10001);
-    return scale_at(x, t) * (float)i32x8_sum(i32x8_dot(*(const i16x16_any *)(x.q + (u64)t * JT_K + 16 * s), (i16x16)one, (i32x8){ 0 }));
-#endif
-}
+INLINE float sum_at(PLACE x, int t, unsigned s) { return x.sum[(u64)t * UNITS + s]; }
 INLINE dots start_at(PLACE x, int t, unsigned s) { (void)x, (void)t, (void)s; return dots_none(); }
 INLINE dots step_add(dots c, u16v w, i16v a) { return dots_add(c, (i16v)w, a); }
 #endif
 #define GROUP_STEPS (UNIT_STEPS / 4)   /* of 8 columns */
+
+/* Sums that offsets meet, of 8 units of n tokens. A16 has none of 16 columns; those are made here. */
+#if UNIT_MINS == 2 && !defined JT_ACTIVATIONS_Q8
+#define SUMS_MADE
+struct sums { float of[PANEL_UNITS][2]; };
+INLINE void sums_make(struct sums *to, PLACE x) {
+    const i16x16 one = (i16x16)i32x8_all(0x10001);
+    UNROLL(2) for (u32 u = 0; u < PANEL_UNITS; u += 4) {
+        i32x8 part[8];
+        UNROLL(8) for (u32 i = 0; i < 8; i++) part[i] = i32x8_dot(*(const i16x16_any *)(x.q + 32 * u + 16 * i), one, (i32x8){ 0 });
+        f32x4 scale = *(const f32x4_any *)(x.scale + u);
+        f32x8_store(to->of[u], __builtin_shufflevector(scale, scale, 0, 0, 1, 1, 2, 2, 3, 3) * f32x8_from(i32x8_sums(part)));
+    }
+}
+#define SUM_AT(t, unit, s) sums[t].of[unit][s]
+#else
+#define SUM_AT(t, unit, s) sum_at(x, t, s)
+#endif
 
 /* What a unit adds: its parts under one scale each times those, then all of it times the activations' scale. */
 INLINE f32v scaled_add(unsigned s, dots sum, f32v scale, f32v before) {
@@ -145,6 +156,10 @@ INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
     PLACE x = place_at(a, 0, 0);
     f32v acc[TILE_VECTORS] = { { 0 } };
     for (u32 block = 0; block < UNITS / BLOCK_UNITS; block++, w += BLOCK_BYTES) {
+#ifdef SUMS_MADE
+        struct sums sums[1];
+        sums_make(sums, x);
+#endif
         UNROLL(1) for (u32 unit = 0; unit < BLOCK_UNITS; unit++, x = place_next(x)) {
             f32v scaled[TILE_VECTORS];
             stream_ahead(w + unit * (BLOCK_BYTES / BLOCK_UNITS), BLOCK_BYTES / BLOCK_UNITS);
@@ -165,7 +180,7 @@ INLINE void tile_run(const u8 *w, void *a, u32 n_tokens, float *out, u32 rows) {
             UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++) acc[h] = f32v_fma(scaled[h], f32v_all(scale_at(x, 0)), acc[h]);
 #if UNIT_MINS
             UNROLL(2) for (unsigned s = 0; s < UNIT_MINS; s++) {
-                f32v total = f32v_all(sum_at(x, 0, s));
+                f32v total = f32v_all(SUM_AT(0, unit, s));
                 UNROLL(4) for (u32 h = 0; h < TILE_VECTORS; h++)
                     acc[h] = f32v_fma(unit_offset(w, unit, s, h), total, acc[h]);
             }
@@ -257,6 +272,10 @@ INLINE void tokens_tile(const int n, const u32 vectors, const struct panel *p, u
 #else
     PLACE x = place_at(a, t, unit);
 #endif
+#ifdef SUMS_MADE
+    struct sums sums[TILE_TOKENS];
+    UNROLL(1) for (u32 i = 0; i < (u32)n; i++) sums_make(&sums[i], place_at(a, t + i, unit));
+#endif
     acc += t;
     ahead_ask(next, vectors / TILE_VECTORS);
     for (u32 u = 0; u < units; u++, x = place_next(x)) {
@@ -264,7 +283,7 @@ INLINE void tokens_tile(const int n, const u32 vectors, const struct panel *p, u
 #if UNIT_MINS
         UNROLL(2) for (unsigned s = 0; s < UNIT_MINS; s++) {
             UNROLL(8) for (int i = 0; i < n; i++) {
-                f32v total = f32v_all(sum_at(x, i, s));
+                f32v total = f32v_all(SUM_AT(i, u, s));
                 UNROLL(4) for (u32 h = 0; h < vectors; h++) acc[i][h] = f32v_fma(p->offset[u][s][h], total, acc[i][h]);
             }
         }
