@@ -49,6 +49,13 @@ static float jt_scale = 1;
 #define tile_run OWN(tile_run)
 #define tokens_tile OWN(tokens_tile)
 #define panel OWN(panel)
+#define panel_scaled OWN(panel_scaled)
+#define widened OWN(widened)
+#define widen OWN(widen)
+#define sums OWN(sums)
+#define sums_make OWN(sums_make)
+#define ahead OWN(ahead)
+#define ahead_ask OWN(ahead_ask)
 #define panel_fill OWN(panel_fill)
 #define norm_factor OWN(norm_factor)
 #define cache_item OWN(cache_item)
@@ -583,6 +590,10 @@ static float jt_scale = 1;
 #undef UNITS
 #undef UNIT_GROUPS
 #undef PANEL_UNITS
+#undef START_FIRST
+#undef WIDENED
+#undef SUMS_MADE
+#undef SUM_AT
 #undef PART_COLS
 #undef PARTS
 #undef TO_ITEM

@@ -724,6 +724,22 @@ class Bench(Cli):
         r = self.ok(product.run("jllm-bench", "--peak"))
         self.assertRegex(r.text, r"[\d.]+ GB/s")
         self.assertRegex(r.text, r"(?i)[\d.]+ G?(MAC|FMA|multiply|FLOP)")
+        integers = dict(re.findall(r"(?m)^\d+ threads: [\d.]+ GMAC/s of integers \((\S+)( \w+)?\)$", r.text))
+        self.assertTrue({"pmaddwd+paddd", "smlal+smlal2"} & set(integers), r.text)
+
+    def test_ops_share_of_instructions(self):
+        """A matrix of integers names what it multiplies by, one of floats does not; no kernel beats its instructions."""
+        gguf = product.model("--arch", "llama", "--type", "q4_k", "--set", "ffn_down=q8_0", "--set", "attn_q=f16", "--embd", 256, "--ffn", 256,
+                             "--heads", 4, "--kv-heads", 4, "--head-dim", 64, "--layers", 1)
+        plan = product.plan(gguf, "--set", "buckets=8", "--set", "matmul.activations=exact")
+        rows = json.loads(self.ok(product.run("jllm-bench", plan, "--ops", "8", "-r", "3", "-o", "json")).text)
+        of = {(r["template"], r["quant"]): r for r in rows}
+        for kind in ("q4_k", "q8_0"):
+            r = of["matmul", kind]
+            self.assertRegex(r["macs_by"], "vpdpwssd|vpmaddwd|smlal|pmaddwd")
+            self.assertAlmostEqual(r["gmacs"], 500 * r["mflop"] / r["us"], delta=1e-3 * r["gmacs"])
+            self.assertAlmostEqual(r["pct_macs"], 100 * r["gmacs"] / r["peak_gmacs"], delta=1e-3)
+        self.assertEqual((of["matmul", "f16"]["macs_by"], of["matmul", "f16"]["pct_macs"]), ("", None))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ static const char usage[] =
     "                        its launches back to back, and what they lose against bandwidth and rate\n"
     "  --profile FILE        instead of tests, the time of every launch and phase, for jllmc profile; --ops chooses phases\n"
     "  --perf-map            kernels get names in perf report: writes /tmp/perf-PID.map for perf record\n"
-    "  --peak                only measure the machine: read bandwidth and fp32 multiply-adds\n"
+    "  --peak                only measure the machine: read bandwidth, multiply-adds of fp32 and of integers\n"
     "  --version  -h, --help\n"
     "LIST: 33,512 or a range 8-64, 8-64+8, 16-512*2\n";
 
@@ -64,7 +64,7 @@ struct bench {
     struct jllm_plan *plan;
     const struct jllm_info *info;
     struct jllm_session *session;
-    double peak_gbps;
+    double peak_gbps, dots_gmacs[MEASURE_DOTS_COUNT];   /* the latter 0 until they are needed */
     int32_t *ids;
     json_t *results;
 };
@@ -245,6 +245,8 @@ static void show_peak(const struct bench *b) {
         double gbps = measure_peak(n, &bytes), gmacs = measure_gmacs(n, 0.5, &isa);
         printf("%u threads: %.2f GB/s read from %.0f MiB, %.1f fp32 GMAC/s (%s)\n", n, gbps,
                (double)bytes / 0x1p20, gmacs, isa);
+        for (enum measure_dots d = 0; d < MEASURE_DOTS_COUNT; d++)
+            if ((gmacs = measure_dots_gmacs(d, n, 0.2)) > 0) printf("%u threads: %.1f GMAC/s of integers (%s)\n", n, gmacs, measure_dots_name(d));
     }
 }
 
@@ -262,6 +264,7 @@ static void open_plan(struct bench *b, int threads) {
     if (!b->session) stop_error(&e);
     b->peak_gbps = *b->info->device_name ? b->info->peak_gbps
                                          : measure_peak(b->info->n_threads, &bytes);
+    memset(b->dots_gmacs, 0, sizeof b->dots_gmacs);
     b->ids = need(realloc(b->ids, b->info->ctx_max * sizeof *b->ids));
     for (uint32_t i = 0; i < b->info->ctx_max; i++)
         b->ids[i] = (int32_t)((i * 7919ull + 13) % b->info->n_vocab);
@@ -468,6 +471,7 @@ static void print_ops_md(json_t *o, bool first) {
         {"phase", "phase", 0, ""}, {"op", "op", 0, ""}, {"template", "kernel", 0, ""}, {"quant", "type", 0, "–"},
         {"m", "M", 0, "–"}, {"k", "K", 0, "–"}, {"n", "n", 0, "–"}, {"launches", "launches", 0, ""},
         {"us", "µs", 2, ""}, {"mb", "MB", 3, "–"}, {"gbps", "GB/s", 1, "–"}, {"pct_peak", "% of peak", 0, "–"},
+        {"gmacs", "GMAC/s", 1, "–"}, {"pct_macs", "% of peak", 0, "–"}, {"macs_by", "of", 0, "–"},
         {"pct_limit", "% of limit", 0, "–"}, {"lost_us", "µs lost in a pass", 1, ""}};
     enum { CELLS = sizeof cells / sizeof *cells, TEXTS = 4 };
     if (first) {
@@ -576,9 +580,19 @@ static void set_share(json_t *o, const char *key, double part, double whole) {
     set(o, key, part > 0 && whole > 0 && part <= whole ? json_real(100 * part / whole) : json_null());
 }
 
+/* Multiply-adds of a kernel against those of its instructions alone, each measured once. */
+static void set_macs(struct bench *b, json_t *o, const struct ops_row *r) {
+    enum measure_dots d;
+    bool known = ops_dots(b->plan, r, &d);
+    if (known && b->dots_gmacs[d] <= 0) b->dots_gmacs[d] = measure_dots_gmacs(d, b->info->n_threads, 0.2);
+    set(o, "gmacs", known ? json_real(r->flops / r->us / 2e3) : json_null());
+    set(o, "peak_gmacs", known ? json_real(b->dots_gmacs[d]) : json_null());
+    set_text(o, "macs_by", known ? measure_dots_name(d) : "");
+    set_share(o, "pct_macs", known ? r->flops / r->us / 2e3 : 0, known ? b->dots_gmacs[d] : 0);
+}
+
 /* here: as measured; floors are by what the plan's spec states, as in a profile. */
-static json_t *make_ops_row(const struct bench *b, const struct plan_phase *p, const struct ops_row *r,
-                            const struct ops_limits *here) {
+static json_t *make_ops_row(struct bench *b, const struct plan_phase *p, const struct ops_row *r, const struct ops_limits *here) {
     json_t *o = need(json_object());
     char phase[24];
     double gbps = r->bytes / r->us / 1e3;
@@ -596,6 +610,7 @@ static json_t *make_ops_row(const struct bench *b, const struct plan_phase *p, c
     set(o, "mflop", r->flops > 0 ? json_real(r->flops / 1e6) : json_null());
     set(o, "gbps", r->bytes > 0 ? json_real(gbps) : json_null());
     set_share(o, "pct_peak", gbps, here->gbps);
+    set_macs(b, o, r);
     set_share(o, "pct_limit", r->floor_us, r->us);
     set_real(o, "floor_us", r->floor_us);
     set_text(o, "limit", r->floor_us <= 0 ? "unknown" : r->bandwidth_bound ? "bandwidth" : "rate");

@@ -177,12 +177,77 @@ static void choose_mac(struct crew *crew, const char **isa, unsigned *lanes) {
 #error "measure.c knows x86-64 and aarch64"
 #endif
 
-double measure_gmacs(unsigned n_threads, double seconds, const char **isa) {
-    struct crew crew = {0};
+/* Seconds of the best round of `work` by n threads, at most THREADS_MAX. */
+static double time_work(void (*work)(struct worker *w), unsigned n, double seconds) {
+    struct crew crew = {.work = work};
     struct worker workers[THREADS_MAX];
-    unsigned n = n_threads < 1 ? 1 : n_threads > THREADS_MAX ? THREADS_MAX : n_threads, lanes;
-    choose_mac(&crew, isa, &lanes);
     for (unsigned i = 0; i < n; i++) workers[i] = (struct worker){.crew = &crew};
-    double best = crew_run(&crew, workers, n, seconds);
-    return 1e-9 * n * lanes * (double)MAC_SUMS * MAC_STEPS / best;
+    return crew_run(&crew, workers, n, seconds);
+}
+
+double measure_gmacs(unsigned n_threads, double seconds, const char **isa) {
+    unsigned n = n_threads < 1 ? 1 : n_threads > THREADS_MAX ? THREADS_MAX : n_threads, lanes;
+    struct crew crew;
+    choose_mac(&crew, isa, &lanes);
+    return 1e-9 * n * lanes * (double)MAC_SUMS * MAC_STEPS / time_work(crew.work, n, seconds);
+}
+
+/* ---- multiply-adds of integers ---- */
+
+/* Twelve sums, DOT_STEPS times, of whatever is in registers: all in assembly, as compilers move products that never change
+ * out of loops. */
+enum { DOT_STEPS = 100000, DOT_SUMS = 12 };
+#define DOT_SUMS_ALL(sum) sum("0") sum("1") sum("2") sum("3") sum("4") sum("5") sum("6") sum("7") sum("8") sum("9") sum("10") sum("11")
+#if defined(__x86_64__)
+#define DOT_LOOP(sum, end)                                                                                \
+    uint64_t steps = DOT_STEPS;                                                                           \
+    (void)w;                                                                                              \
+    __asm__ volatile("1:\n" DOT_SUMS_ALL(sum) "dec %0\njnz 1b\n" end : "+r"(steps) : : "cc", "xmm0", "xmm1", "xmm2", "xmm3", \
+                     "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm14")
+#define SUM_512_16(i) "vpdpwssd %%zmm15, %%zmm15, %%zmm" i "\n"
+#define SUM_512_8(i) "vpdpbusd %%zmm15, %%zmm15, %%zmm" i "\n"
+#define SUM_256_16(i) "vpmaddwd %%ymm15, %%ymm15, %%ymm14\nvpaddd %%ymm14, %%ymm" i ", %%ymm" i "\n"
+#define SUM_256_8(i) "vpmaddubsw %%ymm15, %%ymm15, %%ymm14\nvpmaddwd %%ymm15, %%ymm14, %%ymm14\nvpaddd %%ymm14, %%ymm" i ", %%ymm" i "\n"
+#define SUM_128_16(i) "movdqa %%xmm15, %%xmm14\npmaddwd %%xmm15, %%xmm14\npaddd %%xmm14, %%xmm" i "\n"
+static void dots_512_16(struct worker *w) { DOT_LOOP(SUM_512_16, "vzeroupper\n"); }
+static void dots_512_8(struct worker *w) { DOT_LOOP(SUM_512_8, "vzeroupper\n"); }
+static void dots_256_16(struct worker *w) { DOT_LOOP(SUM_256_16, "vzeroupper\n"); }
+static void dots_256_8(struct worker *w) { DOT_LOOP(SUM_256_8, "vzeroupper\n"); }
+static void dots_128_16(struct worker *w) { DOT_LOOP(SUM_128_16, ""); }
+static bool has_avx512_vnni(void) { return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw"); }
+static bool has_avx2(void) { return __builtin_cpu_supports("avx2"); }
+#else
+#define SUM_128_16(i) "smlal v" i ".4s, v31.4h, v31.4h\nsmlal2 v" i ".4s, v31.8h, v31.8h\n"
+static void dots_128_16(struct worker *w) {
+    uint64_t steps = DOT_STEPS;
+    (void)w;
+    __asm__ volatile("1:\n" DOT_SUMS_ALL(SUM_128_16) "subs %0, %0, #1\nb.ne 1b\n" : "+r"(steps) : : "cc", "v0", "v1", "v2", "v3", "v4",
+                     "v5", "v6", "v7", "v8", "v9", "v10", "v11");
+}
+#endif
+static bool has_all(void) { return true; }
+
+static const struct dots {
+    const char *name;
+    bool (*supported)(void);
+    void (*work)(struct worker *w);
+    unsigned macs;
+} dots[MEASURE_DOTS_COUNT] = {
+#if defined(__x86_64__)
+    [MEASURE_DOTS_512_16] = {"vpdpwssd zmm", has_avx512_vnni, dots_512_16, 32},
+    [MEASURE_DOTS_512_8] = {"vpdpbusd zmm", has_avx512_vnni, dots_512_8, 64},
+    [MEASURE_DOTS_256_16] = {"vpmaddwd+vpaddd ymm", has_avx2, dots_256_16, 16},
+    [MEASURE_DOTS_256_8] = {"vpmaddubsw+vpmaddwd+vpaddd ymm", has_avx2, dots_256_8, 32},
+    [MEASURE_DOTS_128_16] = {"pmaddwd+paddd xmm", has_all, dots_128_16, 8},
+#else
+    [MEASURE_DOTS_128_16] = {"smlal+smlal2", has_all, dots_128_16, 8},
+#endif
+};
+
+const char *measure_dots_name(enum measure_dots d) { return dots[d].name ? dots[d].name : ""; }
+
+double measure_dots_gmacs(enum measure_dots d, unsigned n_threads, double seconds) {
+    unsigned n = n_threads < 1 ? 1 : n_threads > THREADS_MAX ? THREADS_MAX : n_threads;
+    if (!dots[d].work || !dots[d].supported()) return 0;
+    return 1e-9 * n * dots[d].macs * (double)DOT_SUMS * DOT_STEPS / time_work(dots[d].work, n, seconds);
 }

@@ -1,4 +1,4 @@
-/* What the host programs measure about the machine: time, memory, read bandwidth, multiply-adds. */
+/* What the host programs measure about the machine: time, memory, read bandwidth, multiply-adds of floats and integers. */
 #ifndef MEASURE_H
 #define MEASURE_H
 
@@ -17,6 +17,15 @@ double measure_read_gbps(unsigned n_threads, size_t bytes, double seconds);
 /* fp32 multiply-adds of n_threads in registers with the widest instructions of this CPU, in
  * 10^9 per second; *isa names the instructions. */
 double measure_gmacs(unsigned n_threads, double seconds, const char **isa);
+
+/* The instructions by which kernels of templates/cpu add products of integers, each with what else a sum of 32 bits takes.
+ * Widths are of vectors, 16 and 8 of the integers. */
+enum measure_dots {
+    MEASURE_DOTS_512_16, MEASURE_DOTS_512_8, MEASURE_DOTS_256_16, MEASURE_DOTS_256_8, MEASURE_DOTS_128_16, MEASURE_DOTS_COUNT
+};
+const char *measure_dots_name(enum measure_dots d);   /* "vpmaddwd+vpaddd ymm" */
+/* Multiply-adds of n_threads by them, operands in registers, in 10^9 per second; 0: this CPU lacks them. */
+double measure_dots_gmacs(enum measure_dots d, unsigned n_threads, double seconds);
 
 /* Model name of the CPU, "" when unknown; static buffer. */
 const char *measure_cpu_name(void);

@@ -7,6 +7,8 @@
 #include <string.h>
 
 enum { GPU_LAUNCHES_LEAST = 64 };
+#define FEATURE(bit, id, name) FEATURE_##id = (bit),
+enum { PLAN_CPU_FEATURES(FEATURE) };
 
 struct tables {
     const struct plan_launch *launches;
@@ -104,6 +106,26 @@ double ops_positions(const struct jllm_plan *plan, uint32_t layer, double depth,
     bool local = o.window && o.window_period && (layer + 1) % o.window_period;
     double before = local && depth > o.window - 1 ? o.window - 1 : depth;
     return before + n_tokens;
+}
+
+/* Types whose codes pass 127, which vpmaddubsw would saturate on (templates/cpu/rows16.h). */
+static bool is_wide(const char *quant) {
+    static const char *const wide[] = {"q8_0", "iq4_nl", "iq4_xs", "mxfp4"};
+    bool found = false;
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++) found |= !strcmp(quant, wide[i]);
+    return found;
+}
+
+bool ops_dots(const struct jllm_plan *plan, const struct ops_row *r, enum measure_dots *d) {
+    size_t bytes;
+    const struct plan_info *info = jllm_plan_section(plan, PLAN_INFO, &bytes);
+    bool floats = !*r->quant || !strcmp(r->quant, "f32") || !strcmp(r->quant, "f16") || !strcmp(r->quant, "bf16");
+    bool q8 = strstr(r->kernel, "_activations_q8");
+    bool avx512 = info->features >> FEATURE_AVX512VNNI & 1, avx2 = info->features >> FEATURE_AVX2 & 1;
+    *d = avx512 ? q8 ? MEASURE_DOTS_512_8 : MEASURE_DOTS_512_16
+         : avx2 ? q8 && !is_wide(r->quant) ? MEASURE_DOTS_256_8 : MEASURE_DOTS_256_16
+                : MEASURE_DOTS_128_16;
+    return info->device == PLAN_DEVICE_CPU && !strcmp(r->template_name, "matmul") && !floats;
 }
 
 static bool no_memory(struct jllm_error *e) {

@@ -4,6 +4,7 @@
 
 #include "../jllm.h"
 #include "../plan.h"
+#include "measure.h"
 
 /* What the machine gives at most; 0: unknown. */
 struct ops_limits { double gbps, gflops; };
@@ -31,6 +32,9 @@ struct ops_row {
 struct ops_row *ops_list(struct jllm_plan *plan, uint32_t phase, size_t *n_rows, struct jllm_error *e);
 /* Fill floor_us, lost_us and bandwidth_bound from the rest. */
 void ops_judge(struct ops_row *r, const struct ops_limits *limits);
+
+/* What a CPU's kernel multiplies integers by; false: it multiplies floats or nothing. */
+bool ops_dots(const struct jllm_plan *plan, const struct ops_row *r, enum measure_dots *d);
 
 /* One row for each kernel of a phase, the one that loses most first; the caller frees them. Medians of `repetitions` at the
  * session's position. NULL: *e. */

@@ -52,7 +52,10 @@ INLINE f32x8 f32x8_from(i32x8 x) { return __builtin_convertvector(x, f32x8); }
 
 /* Ask for what comes JT_AHEAD bytes behind `bytes` at p: hardware stops looking ahead at pages, and one core then waits
  * for memory (with 4 KiB 7 GB/s become 11). Asking for what does not exist is harmless. */
-#if defined JT_AHEAD && JT_AHEAD
+#ifndef JT_AHEAD
+#define JT_AHEAD 0
+#endif
+#if JT_AHEAD
 INLINE void stream_ahead(const u8 *p, u32 bytes) {
     UNROLL(16) for (u32 i = 0; i < bytes; i += 64) __builtin_prefetch(p + JT_AHEAD + i);
 }
@@ -114,7 +117,17 @@ INLINE f32x8 f32x8_pairs(f32x8 a, f32x8 b) {
     return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
            __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
 }
+INLINE i32x8 i32x8_pairs(i32x8 a, i32x8 b) {
+    return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
+           __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+}
 /* The sum of each of eight vectors. */
+INLINE i32x8 i32x8_sums(const i32x8 *x) {
+    i32x8 a = i32x8_pairs(i32x8_pairs(x[0], x[1]), i32x8_pairs(x[2], x[3]));
+    i32x8 b = i32x8_pairs(i32x8_pairs(x[4], x[5]), i32x8_pairs(x[6], x[7]));
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
+           __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+}
 INLINE f32x8 f32x8_sums(const f32x8 *x) {
     f32x8 a = f32x8_pairs(f32x8_pairs(x[0], x[1]), f32x8_pairs(x[2], x[3]));
     f32x8 b = f32x8_pairs(f32x8_pairs(x[4], x[5]), f32x8_pairs(x[6], x[7]));

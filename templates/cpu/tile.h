@@ -47,20 +47,33 @@ INLINE f32v f32v_load(const void *p) { return *(const f32v_any *)p; }
 INLINE void f32v_store(void *p, f32v x) { *(f32v_any *)p = x; }
 INLINE f32v f32v_all(float x) { return x - (f32v){ 0 }; }   /* less: -0 stays -0 */
 INLINE f32v f32v_from(i32v x) { return __builtin_convertvector(x, f32v); }
+typedef u64 u64_any UNALIGNED, u64x2 VECTOR_OF(16);
+
+/* Integers widened. gcc 12 takes a conversion of bytes apart, lane by lane, which costs dozens of instructions for one. */
+#if VEC >= 32 && !defined __clang__
+typedef char chars16 VECTOR_OF(16), chars16_any VECTOR_OF(16) UNALIGNED, chars32_any VECTOR_OF(32) UNALIGNED;
+#if VEC == 64
+INLINE i32v i32v_from_u8(const void *p) { return __builtin_ia32_pmovzxbd512_mask(*(const chars16_any *)p, (i32v){ 0 }, EVERY_LANE); }
+INLINE i32v i32v_from_i8(const void *p) { return __builtin_ia32_pmovsxbd512_mask(*(const chars16_any *)p, (i32v){ 0 }, EVERY_LANE); }
+INLINE i32v i32v_from_u16(const void *p) { return __builtin_ia32_pmovzxwd512_mask(*(const i16x16_any *)p, (i32v){ 0 }, EVERY_LANE); }
+INLINE i32v i32v_from_i16(const void *p) { return __builtin_ia32_pmovsxwd512_mask(*(const i16x16_any *)p, (i32v){ 0 }, EVERY_LANE); }
+INLINE i16v i16v_from_i8(const void *p) { return __builtin_ia32_pmovsxbw512_mask(*(const chars32_any *)p, (i16v){ 0 }, EVERY_LANE); }
+#else
+INLINE chars16 chars_from_8(const void *p) { return (chars16)(u64x2){ *(const u64_any *)p, 0 }; }
+INLINE i32v i32v_from_u8(const void *p) { return __builtin_ia32_pmovzxbd256(chars_from_8(p)); }
+INLINE i32v i32v_from_i8(const void *p) { return __builtin_ia32_pmovsxbd256(chars_from_8(p)); }
+INLINE i32v i32v_from_u16(const void *p) { return __builtin_ia32_pmovzxwd256(*(const i16x8_any *)p); }
+INLINE i32v i32v_from_i16(const void *p) { return __builtin_ia32_pmovsxwd256(*(const i16x8_any *)p); }
+INLINE i16v i16v_from_i8(const void *p) { return __builtin_ia32_pmovsxbw256(*(const chars16_any *)p); }
+#endif
+#else
 INLINE i32v i32v_from_u8(const void *p) { return __builtin_convertvector(*(const u8_lanes *)p, i32v); }
 INLINE i32v i32v_from_i8(const void *p) { return __builtin_convertvector(*(const i8_lanes *)p, i32v); }
-/* gcc puts two halves together where it is not told. */
-INLINE i32v i32v_from_i16(const void *p) {
-#if VEC == 64 && !defined __clang__
-    return __builtin_ia32_pmovsxwd512_mask(*(const i16x16_any *)p, (i32v){ 0 }, 0xffff);
-#elif VEC == 32 && !defined __clang__
-    return __builtin_ia32_pmovsxwd256(*(const i16x8_any *)p);
-#else
-    return __builtin_convertvector(*(const i16_lanes *)p, i32v);
-#endif
-}
-INLINE i32x8 i32x8_from_i16(const void *p) { return __builtin_convertvector(*(const i16x8_any *)p, i32x8); }
+INLINE i32v i32v_from_u16(const void *p) { return __builtin_convertvector(*(const u16_lanes *)p, i32v); }
+INLINE i32v i32v_from_i16(const void *p) { return __builtin_convertvector(*(const i16_lanes *)p, i32v); }
 INLINE i16v i16v_from_i8(const void *p) { return __builtin_convertvector(*(const i8_pairs *)p, i16v); }
+#endif
+INLINE i32x8 i32x8_from_i16(const void *p) { return __builtin_convertvector(*(const i16x8_any *)p, i32x8); }
 
 /* Two neighbouring 16-bit values in every lane. */
 INLINE i16v i16v_pair(const void *p) { return (i16v)(*(const i32_any *)p + (i32v){ 0 }); }
@@ -126,7 +139,7 @@ INLINE f32v f32v_from_f16(const void *p) {
 
 /* The upper halves of LANES fp32 numbers. */
 INLINE f32v f32v_from_bf16(const void *p) {
-    return (f32v)(__builtin_convertvector(*(const u16_lanes *)p, u32v) << 16);
+    return (f32v)((u32v)i32v_from_u16(p) << 16);
 }
 
 /* 2^(e - 128) of LANES bytes e, the least two below the normal numbers. */
@@ -139,6 +152,7 @@ INLINE f32v f32v_from_e8m0(const void *p) {
  * multiplies halves of vectors and so keeps even and odd columns apart until then. */
 #if defined __aarch64__
 typedef struct { i32x4 low, high; } dots;
+INLINE dots dots_above(dots c, i32 x) { return (dots){ c.low + (i32x4){ x, 0, x, 0 }, c.high + (i32x4){ x, 0, x, 0 } }; }
 INLINE dots dots_none(void) { return (dots){ { 0 }, { 0 } }; }
 INLINE dots dots_add(dots c, i16v a, i16v b) {
     __asm__("smlal %0.4s, %1.4h, %2.4h" : "+w"(c.low) : "w"(a), "w"(b));
@@ -152,6 +166,7 @@ INLINE i32v dots_sum(dots c) {
 }
 #else
 typedef i32v dots;
+INLINE dots dots_above(dots c, i32 x) { return c + x; }
 INLINE dots dots_none(void) { return (dots){ 0 }; }
 INLINE i32v dots_sum(dots c) { return c; }
 INLINE dots dots_add(dots c, i16v a, i16v b) {
@@ -179,6 +194,7 @@ INLINE dots dots_add(dots c, i16v a, i16v b) {
 #else
 #define FOURS_OFFSET(offset) (offset)
 #endif
+#define FOURS_ARE_FAST(wide) (VEC == 64 || (VEC == 32 && !(wide)))   /* else 16-bit products serve */
 INLINE dots fours_start(i32 start, unsigned offset) {
 #if defined __aarch64__
     dots c = dots_none();
@@ -206,6 +222,14 @@ INLINE dots fours_add(dots c, u16v w, i16v a, int wide) {
     return dots_add(c, (i16v)(w >> 8), a >> 8);
 #endif
 }
+
+/* Eight columns in the order of a8.h, widened, in their own order. */
+INLINE i16x8 i16x8_in_order(const i8 *p) {
+    typedef i8 i8x8_any VECTOR_OF(8) UNALIGNED;
+    i16x8 x = __builtin_convertvector(*(const i8x8_any *)p, i16x8);
+    return __builtin_shufflevector(x, x, 0, 2, 4, 6, 1, 3, 5, 7);
+}
+typedef i8 i8x32_any VECTOR_OF(32) UNALIGNED;
 
 /* Bits [from, from + n) of every word, moved to bit `to`. */
 INLINE u16v field(u16v word, unsigned from, unsigned n, unsigned to) {
@@ -274,10 +298,14 @@ INLINE void plane_values(const u8 *plane, unsigned group, unsigned h, const i8 *
  * | b >> 4, a >> 4 of row r + 8 | b >> 4, a >> 4 of row r | for rows r < 8. */
 INLINE i32v six_high(const u8 *six, unsigned h UNUSED) {
 #if VEC == 64
-    typedef u8 eight VECTOR_OF(8) UNALIGNED;
-    eight high = *(const eight *)(six + 16);
-    return __builtin_convertvector(__builtin_shufflevector(high, high, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7), i32v) >>
-           (i32v){ 0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4 };
+    u64 high = *(const u64_any *)(six + 16);
+    u64x2 both = { high, high >> 4 };   /* bits above a row's four are a neighbour's */
+#ifdef __clang__
+    typedef u8 sixteen VECTOR_OF(16);
+    return __builtin_convertvector((sixteen)both, i32v);
+#else
+    return __builtin_ia32_pmovzxbd512_mask((chars16)both, (i32v){ 0 }, EVERY_LANE);
+#endif
 #else
     return i32v_from_u8(six + 16 + LANES * h % 8) >> (LANES * h / 8 * 4);
 #endif
