@@ -180,21 +180,21 @@ end
 -- at once, if they fit an SM, are faster than few with more registers; two: 128 are enough for two tiles. crowd: many warps
 -- whatever the shape, as taking a weight apart is work.
 local types = {
-    f32 = { tile = 4096, blocks = 2, sums = 0, ahead = { 1, 1 }, wide = true, masked = true },
-    f16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 2 }, crowd = true, warps = 16, ahead_1 = 4 },
-    bf16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 1 }, masked = true },
+    f32 = { tile = 4096, blocks = 2, sums = 0, ahead = { 1, 1 }, wide = true },
+    f16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 2 }, crowd = true },
+    bf16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 1 } },
     q4_0 = { tile = 2304, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73, two = true },
     q4_1 = { tile = 2560, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73 },
     q5_0 = { tile = 2816, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, pair = 8 },
     q5_1 = { tile = 3072, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, pair = 8 },
-    q8_0 = { tile = 4352, blocks = 8, sums = 0, ring = 2, one = 8, ahead = { 2, 2 } },
+    q8_0 = { tile = 4352, blocks = 8, sums = 0, ring = 2, ahead = { 2, 2 }, most = 8 },
     q2_k = { tile = 1344, blocks = 8, sums = 2, ring = 2, ahead = { 4, 4 }, pair = 8 },
-    q3_k = { tile = 1760, blocks = 8, sums = 0, ring = 2, ahead = { 4, 4 }, pair = 8, crowd = true },
+    q3_k = { tile = 1760, blocks = 8, sums = 0, ring = 2, ahead = { 4, 4 }, pair = 8 },
     q4_k = { tile = 2368, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73, two = true },
     q5_k = { tile = 2880, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, pair = 8 },
     q6_k = { tile = 3360, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, most = 8, wave = 128 },
-    iq4_nl = { tile = 2304, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, crowd = true, table = 32768 },
-    iq4_xs = { tile = 2208, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, crowd = true, table = 32768 },
+    iq4_nl = { tile = 2304, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, table = 32768 },
+    iq4_xs = { tile = 2208, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, table = 32768 },
     mxfp4 = { tile = 2176, blocks = 8, sums = 0, ring = 2, warps = 16, ahead = { 4, 2 } },
 }
 local function place_bytes(quant, tiles, n)
@@ -270,14 +270,6 @@ local function few_k_warps(tiles, slices, matrices, kind)
     return k_warps(slices, most)
 end
 
--- The same for one token, where a warp has a ring in shared memory for the loads that are under way (or takes F16 as it is).
-local function one_k_warps(tiles, slices, matrices, kind)
-    local per_sm = tiles / math.max(target.sms, 1)
-    if matrices == 2 then return math.min(slices, math.max(1, math.floor(13 / per_sm))) end
-    if not kind.ring then return k_warps(slices, 4) end
-    return k_warps(slices, per_sm < 2 and (kind.one or 10) or math.max(1, math.min(10, math.floor(math.min(80 / per_sm, slices / 2.5)))))
-end
-
 local SM_REGISTERS = 65536
 
 -- Blocks an SM should hold for 8 tokens: all that there are at once, if registers allow. regs: that a thread needs.
@@ -297,10 +289,9 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
         wk = few_k_warps(all_tiles // matrices, slices, matrices, kind)
         blocks = (n > 1 or kind.wide) and 1 or 2
         if n == 1 and matrices == 2 and wk <= 4 and kind.thrifty then blocks = 3 end
-        ringed = n == 1 and (kind.ring and all_tiles * slices >= 40 * math.max(target.sms, 1) or not kind.ring and not kind.masked)
+        ringed = n == 1 and kind.ring and all_tiles * slices >= 40 * math.max(target.sms, 1)
         if ringed then
             wm, rt = matrices * matrices, 1     -- a tile for each warp, gate and up of 32 rows
-            wk = one_k_warps(all_tiles // matrices, slices, matrices, kind)
             blocks = math.min(32, math.max(2, 16 // (wm * wk)))
             local wave = ceil_div(groups(wm * 16), math.max(target.sms, 1))
             if wave == blocks + 1 and wave * wm * wk <= (kind.warps or 24) then blocks = wave end
@@ -361,12 +352,17 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local regs = SM_REGISTERS // (blocks * wm * wk * 32)
     local deep = n * matrices == 1
     if kind.thrifty and (n == 1 or (n == 8 and kind.two)) then deep = regs >= (deep and 72 or 128) end
-    key.depth = n <= 8 and p.ahead > 0 and p.ahead or ring > 0 and ring * 4 or ringed and kind.ahead_1 or kind.ahead[deep and 1 or 2]
+    key.depth = n <= 8 and p.ahead > 0 and p.ahead or ring > 0 and ring * 4 or kind.ahead[deep and 1 or 2]
     local n_groups = groups(rows)
     if parts > 1 and n_groups > 4096 then error(template .. ": more than 4,096 groups of rows have parts") end
     local shared = shared_bytes()
     -- Nothing else fits beside a block that is to have an SM, however few registers it needs.
     if n > 8 and blocks == 1 and p.resident == 0 then shared = math.max(shared, (room + 1024) // 2 - (has_table and table_bytes or 0)) end
+    -- Of one token as many blocks fit an SM as each is to have: where one more does, some SMs have it and others stand empty.
+    local wave = ceil_div(n_groups, math.max(target.sms, 1))
+    if ring > 0 and wave <= 4 and p.resident == 0 then
+        shared = math.max(shared, ceil_div((room + table_bytes + 2048) // (wave + 1) - 1024 - table_bytes + 128, 128) * 128)
+    end
     return { items = n_groups, grid_y = parts, chunk = wm * wk * 32, shared = shared }, n_groups * parts * n * rows
 end
 

@@ -70,7 +70,7 @@ DEV void few_run(const u8 *const (&tile)[JT_RT], const bool (&there)[JT_RT], con
     const uint4 *x = static_cast<const uint4 *>(x16) + lane;
     const float *sums = static_cast<const float *>(x16) + x16_sum<JT_N, JT_K>(0, 0);
     constexpr u32 SLICE_BYTES = 256 / Q::UNIT_COLS * Q::UNIT_BYTES, TILE_BYTES = (u32)tile_bytes<Q>(JT_K);
-    constexpr bool MASKED = Q::MASKED > (RING > 0);
+    constexpr bool MASKED = RING == 0 || Q::MASKED > 0;
     constexpr int AHEAD = Q::WHOLE_SLICE > 0 ? 4 : JT_DEPTH, RAW = Q::WHOLE_SLICE > 0 || RING > 0 ? 1 : AHEAD;
     typename Q::pair raw[RAW][JT_RT] = {};
     typename Q::meta meta[JT_RT], next_meta[JT_RT] = {};

@@ -206,7 +206,7 @@ struct pair_scales { u32 s[2], more[2] = {}; };
 struct type_defaults {
     enum { PARTS = 1, FIRST_SUMS = 0, WHOLE_SLICE = 0, STEP_PAIRS = 4 };
     enum { SCALED = PER_BLOCK, UNIT = 1 << 24 };    // 1 over what sums of buckets count
-    enum { MASKED = 1 };    // one token: 0: never, 1: without a ring, 2: always
+    enum { MASKED = 0 };    // one token: 1 where sums are many for each weight, and are better collected by the tensor core
     enum { MINS = 0 };      // 1: of blocks, 2: of half blocks
     typedef half_operand operand;
     DEV void prepare() {}   // called by all threads of a block before codes or decode

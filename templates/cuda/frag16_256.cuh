@@ -166,7 +166,7 @@ DEV constexpr u32 place_of(u32 b, u32 step, u32 h) { return b * 4 + step * 2 + h
 // Of rows g, g + 8: a half word for each block, of nibbles sc of the second step, of the first, m of the first, of the second;
 // half2 d, dmin.
 struct q2_k : blocks_256<1344, 1024, uint2, 1280, uint2> {
-    enum { SCALED = PER_STEP, MINS = 2, PARTS = 2, FIRST_SUMS = 1, WHOLE_SLICE = 1, MASKED = 2 };
+    enum { SCALED = PER_STEP, MINS = 2, PARTS = 2, FIRST_SUMS = 1, WHOLE_SLICE = 1, MASKED = 1 };
     struct pair { uint4 q[2]; };    // of pairs 0 and 1, 2 and 3: words c = 0, 1 of each
     using blocks_256::load;
     DEV void load(pair &p, memory_bytes tile, u32 index, u32 lane) { if (index % 2) part(p, tile, index, lane); }
@@ -228,7 +228,7 @@ struct q2_k : blocks_256<1344, 1024, uint2, 1280, uint2> {
 // Of row g a half word for each block: sc of its first step in bits 0 to 5, of the second in 6 to 11; of row g + 8 a byte of
 // low nibbles, and the upper bits in 12 to 15 of those half words | half d.
 struct q3_k : blocks_256<1760, 1536, u32, 1728, u32> {
-    enum { SCALED = PER_STEP, PARTS = 2, FIRST_SUMS = 1, WHOLE_SLICE = 1, MASKED = 2 };
+    enum { SCALED = PER_STEP, PARTS = 2, FIRST_SUMS = 1, WHOLE_SLICE = 1, MASKED = 1 };
     struct six { u32 row; u16 next; };
     typedef slice_scales<six, u32> meta;
     template <class From>

@@ -10,7 +10,7 @@ struct wide : type_defaults {
 };
 
 struct f16 : wide {
-    enum { UNIT_BYTES = 2048, STEP_PAIRS = 2, MASKED = 0 };
+    enum { UNIT_BYTES = 2048, STEP_PAIRS = 2 };
     struct pair { uint4 a[4]; };
     using wide::load;
     template <class From>
@@ -25,7 +25,6 @@ struct f16 : wide {
 };
 
 struct bf16 : f16 {
-    enum { MASKED = 1 };
     typedef bf16_operand operand;
     DEV float at(const u8 *tile, u32 r, u32 k) { return __uint_as_float((u32)*(const u16 *)place(tile + k / 64 * UNIT_BYTES, r, k) << 16); }
 };
