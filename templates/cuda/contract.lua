@@ -22,7 +22,7 @@ local tile_params = {
       doc = "from 16 tokens on: blocks that share a row along K (fixes the order of sums; 0: from the shape)" },
     { name = "m_warps", values = { 0, 1, 2, 4, 8 }, default = 0, doc = "warps along rows (0: from the shape)" },
     { name = "row_tiles", values = { 0, 1, 2 }, default = 0, doc = "tiles of 16 rows of a warp (0: from the shape)" },
-    { name = "ahead", values = { 0, 1, 2, 4, 8, 12, 16 }, default = 0, doc = "to 8 tokens: pairs of blocks loaded ahead (0: from the type; q2_k and q3_k: 4)" },
+    { name = "ahead", values = { 0, 1, 2, 4, 8, 12, 16 }, default = 0, doc = "to 8 tokens: pairs of blocks loaded ahead (0: from the type; q2_k and q3_k: 4; of one token 8 to 16: through shared memory)" },
     { name = "places", values = { 0, 2, 3, 4 }, default = 0, doc = "from 16 tokens on: steps of K in shared memory (0: two)" },
     { name = "resident", values = { 0, 1, 2, 3, 4, 5, 6, 8 }, default = 0, doc = "blocks an SM should hold, which limits registers (0: from the shape)" },
 }
@@ -177,7 +177,9 @@ end
 -- sums go with them. ahead: pairs of blocks loaded ahead where a warp has one tile of one token, and where it has more.
 -- wide: f32, two fragments of each weight. most: warps along K of a block to 8 tokens, 10 otherwise; pair: of gate and up.
 -- thrifty: needs few registers, and may have more loads under way. wave: registers that 8 tokens and one tile need, where all blocks
--- at once, if they fit an SM, are faster than few with more registers; two: 128 are enough for two tiles. crowd: many warps
+-- at once, if they fit an SM, are faster than few with more registers; two: 128 are enough for two tiles. ring: slices of a
+-- warp's row tile that one token of a large matrix has in shared memory; warps: most of an SM there, 24 otherwise. table: bytes of
+-- shared memory for one that codes are looked up in, to 8 tokens and where there is room. crowd: many warps
 -- whatever the shape, as taking a weight apart is work.
 local types = {
     f32 = { tile = 4096, blocks = 2, sums = 0, ahead = { 1, 1 }, wide = true },
