@@ -8,7 +8,7 @@
  *
  * Nibbles: [32 lanes][word (s, c)], a byte is | block 1 | block 0 | of a pair of blocks. Fifth bits of codes: 16 of a lane
  * for each odd, that of register i = 4s + 2c + h of block 0 at bit 0 to 3 and 8 to 11 (i = 0 to 3 and 4 to 7), of block 1
- * four further. Entries of IQ4's table: [32 lanes][word (s, c)], 16 bits are a block, their nibble is odd * 2 + h.
+ * four further. Entries of IQ4's table: [32 lanes][word (s, c)], 16 bits are a block, their nibble is h * 2 + odd.
  *
  *   F16, BF16  (2048 bytes; 64 columns)
  *     +0    halves[4 steps of 16 columns][32 lanes][4 registers 2c + h][odd]
@@ -31,15 +31,17 @@
  *     +0    numbers[32 lanes][word (s, c)]: of a byte block 0 has its sign at bit 7 and the rest at 1 to 3, block 1 at 0 and 4 to 6
  *     +512  exponents[g] 4 bytes                byte [h][block]
  *   Q2_K       (1344 bytes; 256 columns = pairs p < 4 of blocks 2p, 2p + 1 of 32 = 16 groups of 16)
- *     +0    pairs of bits[p / 2][32 lanes][p % 2][word c]: in each 16 bits (odd) that of block 2p + b at 2 (4b + 2s + h)
- *     +1024 scale[g][p] 8 bytes                 for h = 0, 1: | min | scale | of groups 4p .. 4p + 3
+ *     +0    pairs of bits[p / 2][32 lanes][p % 2][word c]: in each 16 bits (odd) that of block 2p at 2 h + 4 s, of block 2p + 1
+ *             at 12 - 4 s (h = 0) or 10 + 4 s (h = 1)
+ *     +1024 scale[g][p] 8 bytes                 for h = 0, 1, block 2p, 2p + 1: | min, s = 1 | min, s = 0 | scale, s = 0 | scale, s = 1 |
  *     +1280 scales[g] 8 bytes                   for h = 0, 1: half d, dmin
  *   Q3_K       (1760 bytes; 256 columns, as Q2_K)
  *     +0    codes: words 3p to 3p + 2 of the twelve [4 (i % 4)][32 lanes] 16 bytes of a lane; each 16 bits (odd) have codes at
  *             bit 0, 3, 6, 9, 12. Of j = 4b + 2s + h: 0 to 2 has 0 (c = 0) and 9 (c = 1) of word j, 3 to 5 has 3 and 12 of
  *             word j - 3, 6 has 6 of words 0 and 1, 7 has 6 of word 2, and for c = 1 bit 15 of words 0, 1 and 2
- *     +1536 low[g][p] 4 bytes                   scale + 32 of groups 4p .. 4p + 3, low nibbles: | h = 1 | h = 0 |
- *     +1664 high[g][p] 2 bytes                  its two further bits of group i at 4 i + 2 h
+ *     +1536 six[g][p] 4 bytes                   scale + 32: for block 2p, 2p + 1 of row g that of step s at bit 6 s, of row g + 8
+ *                                               its two upper bits at 12 + 2 s
+ *     +1664 next[g][p] 2 bytes                  for block 2p, 2p + 1 of row g + 8 the low nibbles: | s = 1 | s = 0 |
  *     +1728 scales[g] 4 bytes                   half d[h]
  *   Q4_K       (2368 bytes; 256 columns)
  *     +0    nibbles[p]
@@ -118,7 +120,7 @@ static void put_fifth(uint8_t *plane, unsigned row, unsigned k, unsigned block, 
 }
 
 static void put_entry(uint8_t *plane, unsigned row, unsigned k, unsigned block, unsigned code) {
-    plane[lane_of(row, k) * 16 + word_of(k) * 4 + block * 2 + k % 2] |= (uint8_t)(code << 4 * half_of(row));
+    plane[lane_of(row, k) * 16 + word_of(k) * 4 + block * 2 + half_of(row)] |= (uint8_t)(code << 4 * (k % 2));
 }
 
 /* Where d of a block of 32 goes, `bytes` for each g. */
@@ -190,6 +192,11 @@ static void pack_mxfp4(const uint8_t *in, unsigned cols, unsigned row, uint8_t *
 
 /* Two bits of column k, 0 to 255, of Q2_K and Q3_K. */
 static unsigned two_bits(const uint8_t *p, unsigned k) { return (unsigned)p[k / 128 * 32 + k % 32] >> k / 32 % 4 * 2 & 3; }
+/* At which bit Q2_K has those of a block, step and half. */
+static unsigned bit_in_pair(unsigned row, unsigned k) {
+    unsigned h = half_of(row), s = k % 32 / 16;
+    return k / 32 % 2 == 0 ? 2 * h + 4 * s : h ? 10 + 4 * s : 12 - 4 * s;
+}
 /* Which of the eight of a pair a block, step and half are. */
 static unsigned place_in_pair(unsigned row, unsigned k) { return k / 32 % 2 * 4 + k % 32 / 16 * 2 + half_of(row); }
 
@@ -197,10 +204,14 @@ static void pack_q2_k(const uint8_t *in, unsigned cols, unsigned row, uint8_t *o
     assert(cols == 256);
     (void)cols;
     memcpy(out + 1280 + row % 8 * 8 + half_of(row) * 4, in + 80, 4);
-    for (unsigned p = 0; p < 4; p++) memcpy(out + 1024 + (row % 8 * 4 + p) * 8 + half_of(row) * 4, in + 4 * p, 4);
+    for (unsigned group = 0; group < 16; group++) {
+        uint8_t *scale = out + 1024 + (row % 8 * 4 + group / 4) * 8 + half_of(row) * 4 + group % 4 / 2 * 2;
+        scale[0] |= (uint8_t)((in[group] & 15) << (group % 2 ? 0 : 4));
+        scale[1] |= (uint8_t)((in[group] >> 4) << (group % 2 ? 4 : 0));
+    }
     for (unsigned k = 0; k < 256; k++) {
         uint8_t *lane = out + k / 128 * 512 + lane_of(row, k) * 16 + k / 64 % 2 * 8;
-        put_bits(lane + k % 16 / 8 * 4, k, 2 * place_in_pair(row, k), two_bits(in + 16, k));
+        put_bits(lane + k % 16 / 8 * 4, k, bit_in_pair(row, k), two_bits(in + 16, k));
     }
 }
 
@@ -225,9 +236,10 @@ static void pack_q3_k(const uint8_t *in, unsigned cols, unsigned row, uint8_t *o
     (void)cols;
     memcpy(out + 1728 + row % 8 * 4 + half_of(row) * 2, in + 108, 2);
     for (unsigned group = 0; group < 16; group++) {
-        unsigned scale = q3_k_scale(in + 96, group), pair = row % 8 * 4 + group / 4, at = group % 4 * 4 + half_of(row) * 2;
-        out[1536 + pair * 4 + group % 4] |= (uint8_t)((scale & 15) << 4 * half_of(row));
-        out[1664 + pair * 2 + at / 8] |= (uint8_t)(scale >> 4 << at % 8);
+        unsigned scale = q3_k_scale(in + 96, group), pair = row % 8 * 4 + group / 4, block = group % 4 / 2, s = group % 2;
+        uint8_t *six = out + 1536 + pair * 4;
+        if (half_of(row) == 0) put_bits(six, block, 6 * s, scale);
+        else put_bits(six, block, 12 + 2 * s, scale >> 4), out[1664 + pair * 2 + block] |= (uint8_t)((scale & 15) << 4 * s);
     }
     for (unsigned k = 0; k < 256; k++) put_q3_k(out, row, k, two_bits(in + 32, k) | ((unsigned)in[k % 32] >> k / 32 & 1) << 2);
 }

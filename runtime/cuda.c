@@ -122,7 +122,7 @@ struct cuda_driver {
 enum {
     CHUNK_BYTES = 256 << 20,        /* most of one allocation: larger ones fail on Jetson */
     STAGE_BYTES = 8 << 20,          /* of each of the two buffers that weights come through */
-    SHARED_BYTES = 48 << 10,        /* dynamic shared memory that need not be asked for */
+    SHARED_BYTES = 48 << 10,        /* shared memory of a block that need not be asked for */
 };
 
 /* Device memory: one allocation, or chunks side by side in one range of addresses. */
@@ -367,7 +367,7 @@ static bool load_kernel(struct cuda_state *s, uint32_t i, struct jllm_error *e) 
         return error_set(e, JLLM_ENVIRONMENT, "%s needs %d bytes of shared memory and %d threads a "
                          "block, this device (%s) gives it %d and %d: compile the plan for it",
                          name, shared + fixed, threads, s->name, s->shared_max, threads_max);
-    return shared <= SHARED_BYTES ||
+    return shared + fixed <= SHARED_BYTES ||
            CALL(cuFuncSetAttribute, s->functions[i], CU_FUNC_DYNAMIC, shared);
 }
 

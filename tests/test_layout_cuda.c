@@ -61,8 +61,8 @@ static int five_bits(const uint8_t *nibbles, const uint8_t *fifth, struct place 
 }
 
 static int iq4_entry(const uint8_t *plane, struct place p) {
-    unsigned word = p.step * 2 + p.reg / 2, four_nibbles = plane[p.lane * 16 + word * 4 + p.block % 2 * 2 + p.odd];
-    return quant_iq4_values[four_nibbles >> 4 * (p.reg % 2) & 15];
+    unsigned word = p.step * 2 + p.reg / 2, two_nibbles = plane[p.lane * 16 + word * 4 + p.block % 2 * 2 + p.reg % 2];
+    return quant_iq4_values[two_nibbles >> 4 * p.odd & 15];
 }
 
 static double mxfp4_number(const uint8_t *u, struct place p) {
@@ -82,10 +82,12 @@ static double six_bit_scaled(const uint8_t *s, int q, struct place p) {
 }
 
 static double q2_k_element(const uint8_t *u, struct place p) {
-    unsigned pair = p.block / 2, j = p.block % 2 * 4 + p.step * 2 + p.h;
+    static const unsigned at[2][2][2] = { { { 0, 4 }, { 2, 6 } }, { { 12, 8 }, { 10, 14 } } };      /* of block, h, step */
+    unsigned pair = p.block / 2, b = p.block % 2;
     const uint8_t *words = u + pair / 2 * 512 + p.lane * 16 + pair % 2 * 8, *d = u + 1280 + p.g * 8 + p.h * 4;
-    int q = word16(words, p.reg / 2, p) >> 2 * j & 3, s = u[1024 + (p.g * 4 + pair) * 8 + p.h * 4 + p.block % 2 * 2 + p.step];
-    return half_at(d) * (s & 15) * q - half_at(d + 2) * (s >> 4);
+    const uint8_t *s = u + 1024 + (p.g * 4 + pair) * 8 + p.h * 4 + b * 2;
+    int q = word16(words, p.reg / 2, p) >> at[b][p.h][p.step] & 3;
+    return half_at(d) * (p.step ? s[0] & 15 : s[0] >> 4) * q - half_at(d + 2) * (p.step ? s[1] >> 4 : s[1] & 15);
 }
 
 static double q3_k_element(const uint8_t *u, struct place p) {
@@ -100,9 +102,11 @@ static double q3_k_element(const uint8_t *u, struct place p) {
     }
     unsigned q = words[places[j][c].word] >> places[j][c].at & 7;
     if (j == 7 && c) q = words[0] >> 15 | words[1] >> 15 << 1 | words[2] >> 15 << 2;
-    unsigned i = p.block % 2 * 2 + p.step, at = p.g * 4 + pair, low = u[1536 + at * 4 + i] >> 4 * p.h & 15;
-    unsigned high = (unsigned)(u[1664 + at * 2] | u[1664 + at * 2 + 1] << 8) >> (4 * i + 2 * p.h) & 3;
-    return half_at(u + 1728 + p.g * 4 + p.h * 2) * ((int)(low | high << 4) - 32) * ((int)q - 4);
+    unsigned b = p.block % 2, at = p.g * 4 + pair;
+    unsigned six = (unsigned)(u[1536 + at * 4 + b * 2] | u[1536 + at * 4 + b * 2 + 1] << 8);
+    unsigned low = u[1664 + at * 2 + b] >> 4 * p.step & 15, high = six >> (12 + 2 * p.step) & 3;
+    int scale = (int)(p.h ? low | high << 4 : six >> 6 * p.step & 63) - 32;
+    return half_at(u + 1728 + p.g * 4 + p.h * 2) * scale * ((int)q - 4);
 }
 
 static double element(enum quant q, const uint8_t *u, struct place p) {

@@ -25,7 +25,16 @@ typedef unsigned long long u64;
 #define SHARED(type, name, dims) __shared__ __align__(16) type name dims
 #define SHARED_DYNAMIC(name) extern __shared__ __align__(128) unsigned char name[]
 
-DEV u32 smem_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+typedef u32 shared_address;
+DEV shared_address smem_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Four bytes at row `row` of those of `pitch` bytes: an address in one instruction, which the compiler would make of three.
+template <u32 pitch>
+DEV u32 ld_shared_4(shared_address base, u32 row) {
+    u32 r;
+    asm volatile("{\n.reg .u32 at;\nmad.lo.u32 at, %1, %2, %3;\nld.shared.u32 %0, [at];\n}" : "=r"(r) : "r"(row), "n"(pitch), "r"(base));
+    return r;
+}
 
 // ---- bits ---------------------------------------------------------------------------------------
 
@@ -92,6 +101,17 @@ DEV u32 hmul2(u32 a, u32 b) {
 DEV u32 hfma2(u32 a, u32 b, u32 c) {
     u32 r;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+
+// Half i of a in both, times b, plus c, rounded once.
+template <int i>
+DEV u32 hfma2_of(u32 a, u32 b, u32 c) {
+    u32 r;
+    asm("{\n.reg .b16 half<2>;\n.reg .b32 both;\nmov.b32 {half0, half1}, %1;\nmov.b32 both, {half%4, half%4};\n"
+        "fma.rn.f16x2 %0, both, %2, %3;\n}"
+        : "=r"(r)
+        : "r"(a), "r"(b), "r"(c), "n"(i));
     return r;
 }
 

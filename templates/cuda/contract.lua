@@ -22,11 +22,11 @@ local tile_params = {
       doc = "from 16 tokens on: blocks that share a row along K (fixes the order of sums; 0: from the shape)" },
     { name = "m_warps", values = { 0, 1, 2, 4, 8 }, default = 0, doc = "warps along rows (0: from the shape)" },
     { name = "row_tiles", values = { 0, 1, 2 }, default = 0, doc = "tiles of 16 rows of a warp (0: from the shape)" },
-    { name = "ahead", values = { 0, 1, 2, 4 }, default = 0, doc = "to 8 tokens: pairs of blocks loaded ahead (0: from the type; q2_k and q3_k: 4)" },
+    { name = "ahead", values = { 0, 1, 2, 4, 8, 12, 16 }, default = 0, doc = "to 8 tokens: pairs of blocks loaded ahead (0: from the type; q2_k and q3_k: 4; of one token 8 to 16: through shared memory)" },
     { name = "places", values = { 0, 2, 3, 4 }, default = 0, doc = "from 16 tokens on: steps of K in shared memory (0: two)" },
-    { name = "resident", values = { 0, 1, 2, 3, 4 }, default = 0, doc = "blocks an SM should hold, which limits registers (0: from the shape)" },
+    { name = "resident", values = { 0, 1, 2, 3, 4, 5, 6, 8 }, default = 0, doc = "blocks an SM should hold, which limits registers (0: from the shape)" },
 }
-local tile_keys = { "quant", "m", "k", "n", "wm", "wk", "rt", "depth", "blocks", "splits", "stages" }
+local tile_keys = { "quant", "m", "k", "n", "wm", "wk", "rt", "depth", "blocks", "splits", "stages", "table" }
 local function keys(...)
     local all = { ... }
     for _, key in ipairs(tile_keys) do all[#all + 1] = key end
@@ -177,25 +177,27 @@ end
 -- sums go with them. ahead: pairs of blocks loaded ahead where a warp has one tile of one token, and where it has more.
 -- wide: f32, two fragments of each weight. most: warps along K of a block to 8 tokens, 10 otherwise; pair: of gate and up.
 -- thrifty: needs few registers, and may have more loads under way. wave: registers that 8 tokens and one tile need, where all blocks
--- at once, if they fit an SM, are faster than few with more registers; two: 128 are enough for two tiles. crowd: many warps
+-- at once, if they fit an SM, are faster than few with more registers; two: 128 are enough for two tiles. ring: slices of a
+-- warp's row tile that one token of a large matrix has in shared memory; warps: most of an SM there, 24 otherwise. table: bytes of
+-- shared memory for one that codes are looked up in, to 8 tokens and where there is room. crowd: many warps
 -- whatever the shape, as taking a weight apart is work.
 local types = {
     f32 = { tile = 4096, blocks = 2, sums = 0, ahead = { 1, 1 }, wide = true },
     f16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 2 }, crowd = true },
     bf16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 1 } },
-    q4_0 = { tile = 2304, blocks = 8, sums = 0, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73, two = true },
-    q4_1 = { tile = 2560, blocks = 8, sums = 1, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73 },
-    q5_0 = { tile = 2816, blocks = 8, sums = 0, ahead = { 4, 2 }, pair = 8 },
-    q5_1 = { tile = 3072, blocks = 8, sums = 1, ahead = { 4, 2 }, pair = 8 },
-    q8_0 = { tile = 4352, blocks = 8, sums = 0, ahead = { 2, 2 } },
-    q2_k = { tile = 1344, blocks = 8, sums = 2, ahead = { 4, 4 }, pair = 8 },
-    q3_k = { tile = 1760, blocks = 8, sums = 0, ahead = { 4, 4 }, pair = 8, crowd = true },
-    q4_k = { tile = 2368, blocks = 8, sums = 1, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73, two = true },
-    q5_k = { tile = 2880, blocks = 8, sums = 1, ahead = { 4, 2 }, pair = 8 },
-    q6_k = { tile = 3360, blocks = 8, sums = 0, ahead = { 4, 2 }, most = 8, wave = 128 },
-    iq4_nl = { tile = 2304, blocks = 8, sums = 0, ahead = { 4, 2 }, crowd = true },
-    iq4_xs = { tile = 2208, blocks = 8, sums = 0, ahead = { 4, 2 }, crowd = true },
-    mxfp4 = { tile = 2176, blocks = 8, sums = 0, ahead = { 4, 2 } },
+    q4_0 = { tile = 2304, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73, two = true },
+    q4_1 = { tile = 2560, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73 },
+    q5_0 = { tile = 2816, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, pair = 8 },
+    q5_1 = { tile = 3072, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, pair = 8 },
+    q8_0 = { tile = 4352, blocks = 8, sums = 0, ring = 2, ahead = { 2, 2 }, most = 8 },
+    q2_k = { tile = 1344, blocks = 8, sums = 2, ring = 2, ahead = { 4, 4 }, pair = 8 },
+    q3_k = { tile = 1760, blocks = 8, sums = 0, ring = 2, ahead = { 4, 4 }, pair = 8 },
+    q4_k = { tile = 2368, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73, two = true },
+    q5_k = { tile = 2880, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, pair = 8 },
+    q6_k = { tile = 3360, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, most = 8, wave = 128 },
+    iq4_nl = { tile = 2304, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, table = 32768 },
+    iq4_xs = { tile = 2208, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, table = 32768 },
+    mxfp4 = { tile = 2176, blocks = 8, sums = 0, ring = 2, warps = 16, ahead = { 4, 2 } },
 }
 local function place_bytes(quant, tiles, n)
     local s = types[quant]
@@ -230,15 +232,19 @@ local START, ARRIVE, JOIN = 0.6, 1.2, 0.04    -- rounds before the first product
 local function shared_room() return (target.smem_kib > 0 and target.smem_kib or 99) * 1024 - 1024 end
 
 -- The cheapest way and number of parts for `tiles` row tiles and `n_steps` of K. They fix the order of sums, so n has no say.
-local function cut(tiles, n_steps)
+local function cut(tiles, n_steps, quant)
     local best
     local sms = target.sms > 0 and target.sms or 1
     for _, way in ipairs(ways_of(tiles, sms)) do
+        -- Two blocks of large types do not fit an SM: one of 16 row tiles is what they become below.
+        local one = way.two and types[quant].blocks == 8 and 4 * place_bytes(quant, way.tiles, 40) > shared_room() and
+                    2 * place_bytes(quant, 16, 40) <= shared_room()
+        local block_tiles, round = one and 16 or way.tiles, one and few_ways[3].round or way.round
         for _, parts in ipairs { 1, 2, 3, 4, 5, 6 } do
             if parts == 1 or (parts * way.k_groups <= n_steps and not way.whole) then
-                local blocks = ceil_div(ceil_div(tiles, way.tiles) * parts, sms)    -- of the SM that has most
-                local time = blocks * way.round * (ceil_div(ceil_div(n_steps, parts), way.k_groups) + START)
-                if parts > 1 then time = time + blocks * ARRIVE + parts * way.tiles * JOIN end
+                local blocks = ceil_div(ceil_div(tiles, block_tiles) * parts, sms)    -- of the SM that has most
+                local time = blocks * round * (ceil_div(ceil_div(n_steps, parts), way.k_groups) + START)
+                if parts > 1 then time = time + blocks * ARRIVE + parts * block_tiles * JOIN end
                 if not best or time < best.time then best = { way = way, parts = parts, time = time } end
             end
         end
@@ -279,19 +285,26 @@ end
 -- matrices; quants: the types that the kernel reads.
 local function tiles(template, key, matrices, quants, all_tiles, groups)
     local p, n, slices, kind = choose(template, key), key.n, ceil_div(key.k, 256), types[key.quant]
-    local wm, wk, rt, parts, blocks, way
+    local wm, wk, rt, parts, blocks, way, ringed
     if n <= 8 then
         wm, rt, parts = matrices, matrices, 1
         wk = few_k_warps(all_tiles // matrices, slices, matrices, kind)
         blocks = (n > 1 or kind.wide) and 1 or 2
         if n == 1 and matrices == 2 and wk <= 4 and kind.thrifty then blocks = 3 end
+        ringed = n == 1 and kind.ring and all_tiles * slices >= 40 * math.max(target.sms, 1)
+        if ringed then
+            wm, rt = matrices * matrices, 1     -- a tile for each warp, gate and up of 32 rows
+            blocks = math.min(32, math.max(2, 16 // (wm * wk)))
+            local wave = ceil_div(groups(wm * 16), math.max(target.sms, 1))
+            if wave == blocks + 1 and wave * wm * wk <= (kind.warps or 24) then blocks = wave end
+        end
         if n == 8 and kind.wide then wm, rt = wm * rt, 1 end   -- fewer registers
         if n == 8 and kind.wave then
             blocks = few_blocks(groups(wm * rt * 16), wm * wk * 32, rt > 1 and 160 or kind.wave)
             if rt == 1 and kind.two and wk * 32 * 2 * kind.wave > SM_REGISTERS and groups(wm * 16) > blocks * target.sms then rt = 2 end
         end
     else
-        way, parts = cut(all_tiles, ceil_div(key.k, 32 * kind.blocks))
+        way, parts = cut(all_tiles, ceil_div(key.k, 32 * kind.blocks), key.quant)
         wm, wk, rt, blocks = way.wm, way.k_groups, way.rt, way.two and 2 or 1
     end
     if p.row_tiles > 0 then rt = p.row_tiles end
@@ -299,15 +312,25 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local k_warps_set = n <= 8 and p.k_warps or p.k_groups
     if k_warps_set > 0 then wk = k_warps_set end
     if p.parts > 0 then parts = n <= 8 and 1 or p.parts end
-    local stages = n > 8 and p.places > 0 and p.places or 2
+    local stages, ring = n > 8 and p.places > 0 and p.places or 2, 0
+    if n == 1 and p.ahead > 4 then ring = p.ahead // 4
+    elseif ringed and p.ahead == 0 then
+        ring = 4
+        for _, quant in ipairs(quants) do ring = math.min(ring, types[quant].ring or 0) end
+    end
     local function shared_bytes()
         local sums, places = wk * n * (wm * rt * 16 + (n > 1 and 4 or 0)) * 4, 0
+        for _, quant in ipairs(ring > 0 and quants or {}) do
+            places = math.max(places, ceil_div(sums, 128) * 128 + wm * wk * rt * ring * types[quant].tile * 8 // types[quant].blocks)
+        end
         for _, quant in ipairs(n > 8 and quants or {}) do
             places = math.max(places, stages * wk * place_bytes(quant, wm * rt, n))
         end
         return math.max(sums, places)
     end
-    local room = shared_room()
+    local room, table_bytes = shared_room(), 0
+    for _, quant in ipairs(quants) do table_bytes = math.max(table_bytes, types[quant].table or 0) end
+    if n <= 8 then room = room - table_bytes end
     if n > 8 and p.m_warps == 0 and p.row_tiles == 0 then
         for _, f in ipairs(way.two and many_shapes or few_shapes) do
             if f[2] <= (kind.wide and 1 or way.rt) and (way.two or f[1] <= way.wm) and (matrices == 1 or f[1] * f[2] % 4 == 0) then
@@ -326,15 +349,22 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
                             shared_bytes(), room))
     end
     key.wm, key.wk, key.rt, key.blocks, key.splits, key.stages = wm, wk, rt, blocks, parts, stages
+    local has_table = table_bytes > 0 and (n <= 8 or (blocks == 1 and shared_bytes() + table_bytes <= room))
+    key.table = has_table and 1 or 0
     local regs = SM_REGISTERS // (blocks * wm * wk * 32)
     local deep = n * matrices == 1
     if kind.thrifty and (n == 1 or (n == 8 and kind.two)) then deep = regs >= (deep and 72 or 128) end
-    key.depth = n <= 8 and p.ahead > 0 and p.ahead or kind.ahead[deep and 1 or 2]
+    key.depth = n <= 8 and p.ahead > 0 and p.ahead or ring > 0 and ring * 4 or kind.ahead[deep and 1 or 2]
     local n_groups = groups(rows)
     if parts > 1 and n_groups > 4096 then error(template .. ": more than 4,096 groups of rows have parts") end
     local shared = shared_bytes()
     -- Nothing else fits beside a block that is to have an SM, however few registers it needs.
-    if n > 8 and blocks == 1 and p.resident == 0 then shared = math.max(shared, (room + 1024) // 2) end
+    if n > 8 and blocks == 1 and p.resident == 0 then shared = math.max(shared, (room + 1024) // 2 - (has_table and table_bytes or 0)) end
+    -- Of one token as many blocks fit an SM as each is to have: where one more does, some SMs have it and others stand empty.
+    local wave = ceil_div(n_groups, math.max(target.sms, 1))
+    if ring > 0 and wave <= 4 and p.resident == 0 then
+        shared = math.max(shared, ceil_div((room + table_bytes + 2048) // (wave + 1) - 1024 - table_bytes + 128, 128) * 128)
+    end
     return { items = n_groups, grid_y = parts, chunk = wm * wk * 32, shared = shared }, n_groups * parts * n * rows
 end
 

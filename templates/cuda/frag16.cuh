@@ -48,14 +48,20 @@ DEV uint4 shfl_words(uint4 v, int from) { return make_uint4(shfl(v.x, from), shf
 
 // Byte i of w, unsigned, as a float: 2^23 + b, minus 2^23.
 DEV float byte_to_float(u32 w, int i) { return __uint_as_float(prmt(w, 0x4B000000, 0x7540 | i)) - 8388608.0f; }
-// Byte i of w, signed.
-DEV float char_to_float(u32 w, int i) { return byte_to_float(w ^ 0x80808080, i) - 128.0f; }
+// Byte i of w, signed: 2^23 + 128 + b, minus that.
+DEV float char_to_float(u32 w, int i) { return __uint_as_float(prmt(w ^ 0x80808080, 0x4B000000, 0x7540 | i)) - 8388736.0f; }
 DEV float half_of(u32 h2, int i) { return half_to_float((u16)(i ? h2 >> 16 : h2)); }
 // Row g or g + 8.
 DEV u32 of_row(uint2 v, int h) { return h ? v.y : v.x; }
 // A small whole number as both halves of a word, counting 2^-24.
 DEV constexpr u32 whole2(u32 v) { return v * 0x00010001; }
 DEV constexpr u32 minus2(u32 v) { return (v | 0x8000) * 0x00010001; }
+
+// Half i of w, below 1,024, twice as a half, less `bias`, times 2^-shift. w: of halves with 1,024 more (0x6400).
+template <int i, u32 bias, u32 shift>
+DEV u32 twice_as_half(u32 w) {
+    return hfma2_of<i>(w, (0x3C00 - shift * 0x400) * 0x00010001, (0xE400 + bias - shift * 0x400) * 0x00010001);
+}
 
 // Byte i of w twice as a half, less `bias`, times 2^-shift.
 template <u32 bias, u32 shift>
@@ -100,18 +106,51 @@ DEV void bytes(u32 w, int i, u32 (&a)[2][4]) {
     a[i / 2][i % 2 * 2 + 1] = prmt(w, 0, 0x4341);
 }
 
+// Bits of w in both halves of a word, as halves of 1,024 and more.
+DEV u32 biased_bits(u32 w, u32 mask) { return lop3<0xea>(w, mask, 0x64006400); }
+
 // A constant in a register: less 0 it is none to ptxas, which otherwise copies it there before each prmt.
 DEV u32 kept(u32 v) { return hadd2(v, 0x80008000); }
 
 // 128 + the entries of IQ4's table for the nibbles of block b of a pair: four at a time from each half of the table, then
 // of the two the one that bit 3 says.
+constexpr u32 IQ4_LOW[2] = {0x3F2D1801, 0x766A5D4F}, IQ4_HIGH[2] = {0xA6998D81, 0xF1D9C5B5};
 DEV void iq4_entries(uint4 q, int b, u32 (&a)[2][4]) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         const u32 w = word_of(q, i), all = w & 0x77777777, pick = lop3<0xea>(w >> 1, 0x44444444, 0x32103210), at = b ? upper_half2(all) : all;
-        const u32 low = prmt(kept(0x3F2D1801), 0x766A5D4F, at), high = prmt(kept(0xA6998D81), 0xF1D9C5B5, at);
-        bytes(prmt(low, high, b ? upper_half2(pick) : pick), i, a);
+        const u32 low = prmt(kept(IQ4_LOW[0]), IQ4_LOW[1], at), high = prmt(kept(IQ4_HIGH[0]), IQ4_HIGH[1], at);
+        const u32 entries = prmt(low, high, b ? upper_half2(pick) : pick);      // of row g two columns, of g + 8
+        a[i / 2][i % 2 * 2] = prmt(entries, 0, 0x4140);
+        a[i / 2][i % 2 * 2 + 1] = prmt(entries, 0, 0x4342);
     }
+}
+
+// Where there is room (JT_TABLE) pairs of entries are looked up in shared memory, as halves: [byte][lane], so that each lane has
+// a bank of its own. It takes loads, which wait for little else, in place of more than half of the work for integer units.
+#ifndef JT_TABLE
+#define JT_TABLE 0
+#endif
+constexpr u32 IQ4_PAIRS = 256 * 32;
+DEV u32 *iq4_pairs() {
+    SHARED(u32, pairs, [IQ4_PAIRS]);
+    return pairs;
+}
+DEV void iq4_fill() {
+    for (u32 byte = threadIdx.x; byte < 256; byte += blockDim.x) {
+        const u32 at = byte & 0x77, pick = lop3<0xea>(byte >> 1, 0x44, 0x10);
+        const u32 entries = prmt(prmt(IQ4_LOW[0], IQ4_LOW[1], at), prmt(IQ4_HIGH[0], IQ4_HIGH[1], at), pick);
+        const u32 pair = hadd2(prmt(entries, 0x64646464, 0x4140), 0xE480E480);      // less 1,024 + 128
+#pragma unroll
+        for (u32 i = 0; i < 8; i++)     // (eight threads at a time to banks of their own)
+            reinterpret_cast<uint4 *>(iq4_pairs())[byte * 8 + (i + byte) % 8] = make_uint4(pair, pair, pair, pair);
+    }
+    block_sync();
+}
+DEV void iq4_looked_up(uint4 q, int b, u32 (&a)[2][4]) {
+    const shared_address own = smem_address(iq4_pairs() + threadIdx.x % 32);
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) a[i / 4][i % 4] = ld_shared_4<128>(own, prmt(word_of(q, i / 2), 0, 0x4440 | (2 * b + i % 2)));
 }
 
 // Numbers of MXFP4, sign, two bits of exponent, one of fraction, in the upper byte of halves: times 2^-14.
@@ -160,15 +199,17 @@ struct column_sums { float all[2], first[2]; };
 
 // How often sums are scaled in buckets.
 enum { PER_STEP, PER_BLOCK, PER_HALF };
-// Scales of a pair of blocks for rows g, g + 8.
-struct pair_scales { u32 s[2]; };
+// Scales of a pair of blocks for rows g, g + 8; where a word does not hold those of a row, second words.
+struct pair_scales { u32 s[2], more[2] = {}; };
 
 // What most types have in common; each says otherwise what else it is.
 struct type_defaults {
     enum { PARTS = 1, FIRST_SUMS = 0, WHOLE_SLICE = 0, STEP_PAIRS = 4 };
     enum { SCALED = PER_BLOCK, UNIT = 1 << 24 };    // 1 over what sums of buckets count
+    enum { MASKED = 0 };    // one token: 1 where sums are many for each weight, and are better collected by the tensor core
     enum { MINS = 0 };      // 1: of blocks, 2: of half blocks
     typedef half_operand operand;
+    DEV void prepare() {}   // called by all threads of a block before codes or decode
     template <class Meta> DEV float step_scale(const Meta &, int) { return 1; }
     template <class Meta> DEV float scale(const Meta &, const pair_scales &, int, int, int) { return 1; }
     template <class Meta> DEV void mins(const Meta &, u32 (&)[4], float (&)[2]) {}
@@ -189,8 +230,8 @@ DEV u32 at_fifth(const u8 *plane, u32 r, u32 k) {
     return *(const u16 *)(plane + at_lane(r, k) * 4 + k % 2 * 2) >> (i + i / 4 * 4 + at_block(k) * 4) & 1;
 }
 DEV float at_iq4(const u8 *plane, u32 r, u32 k) {
-    const u32 at = plane[at_lane(r, k) * 16 + at_word(k) * 4 + at_block(k) * 2 + k % 2] >> r / 8 * 4 & 15;
-    const u32 four = at < 8 ? (at < 4 ? 0x3F2D1801 : 0x766A5D4F) : at < 12 ? 0xA6998D81 : 0xF1D9C5B5;
+    const u32 at = plane[at_lane(r, k) * 16 + at_word(k) * 4 + at_block(k) * 2 + r / 8] >> k % 2 * 4 & 15;
+    const u32 four = (at < 8 ? IQ4_LOW : IQ4_HIGH)[at / 4 % 2];
     return (float)(four >> at % 4 * 8 & 255) - 128.0f;
 }
 

@@ -129,13 +129,20 @@ struct iq4_xs : blocks_256<2208, 2048, u32, 2176, u32> {    // scales: int8 of b
     struct pair { uint4 q; };
     using blocks_256::load;
     template <class From> DEV void load(pair &p, From tile, u32 index, u32 lane) { load_plane(p.q, tile, index, lane, 0); }
-    DEV void codes(const pair &p, int, int b, u32 (&a)[2][4]) { iq4_entries(p.q, b, a); }
-    DEV float value(const pair_sums &s, const meta &m, int h, const column_sums &x) {
-        const float even = fmaf(TWO24, s.even[0], -128.0f * x.all[0]), odd = fmaf(TWO24, s.odd[0], -128.0f * x.all[1]);
-        return half_of(m.d, h) * fmaf(char_to_float(m.s, 2 * h + 1), odd, char_to_float(m.s, 2 * h) * even);
+    enum { UNIT = JT_TABLE ? 1 : 1 << 24 };
+    DEV void prepare() {
+        if (JT_TABLE) iq4_fill();
+    }
+    DEV void codes(const pair &p, int, int b, u32 (&a)[2][4]) { iq4_looked_up(p.q, b, a); }
+    DEV float value(const pair_sums &s, const meta &m, int h, const column_sums &) {
+        return half_of(m.d, h) * fmaf(char_to_float(m.s, 2 * h + 1), s.odd[0], char_to_float(m.s, 2 * h) * s.even[0]);
     }
     DEV pair_scales scales(const meta &m) { return {{m.s, 0}}; }
     DEV void decode(const pair &p, const pair_scales &, int, int b, u32 (&a)[2][4]) {
+        if (JT_TABLE) {
+            iq4_looked_up(p.q, b, a);
+            return;
+        }
         iq4_entries(p.q, b, a);
 #pragma unroll
         for (int i = 0; i < 8; i++) a[i / 4][i % 4] = hadd2(a[i / 4][i % 4], minus2(128));
@@ -156,8 +163,10 @@ struct iq4_xs : blocks_256<2208, 2048, u32, 2176, u32> {    // scales: int8 of b
 DEV constexpr u32 place_of(u32 b, u32 step, u32 h) { return b * 4 + step * 2 + h; }
 
 // d sc q - dmin m, sc and m of 16 columns.
-struct q2_k : blocks_256<1344, 1024, uint2, 1280, uint2> {  // of rows g, g + 8: four bytes of sc and 16 m; half2 d, dmin
-    enum { SCALED = PER_STEP, MINS = 2, PARTS = 2, FIRST_SUMS = 1, WHOLE_SLICE = 1 };
+// Of rows g, g + 8: a half word for each block, of nibbles sc of the second step, of the first, m of the first, of the second;
+// half2 d, dmin.
+struct q2_k : blocks_256<1344, 1024, uint2, 1280, uint2> {
+    enum { SCALED = PER_STEP, MINS = 2, PARTS = 2, FIRST_SUMS = 1, WHOLE_SLICE = 1, MASKED = 1 };
     struct pair { uint4 q[2]; };    // of pairs 0 and 1, 2 and 3: words c = 0, 1 of each
     using blocks_256::load;
     DEV void load(pair &p, memory_bytes tile, u32 index, u32 lane) { if (index % 2) part(p, tile, index, lane); }
@@ -166,60 +175,66 @@ struct q2_k : blocks_256<1344, 1024, uint2, 1280, uint2> {  // of rows g, g + 8:
     DEV void part(pair &p, From tile, u32 index, u32 lane) {
         fetch(p.q[index % 4 / 2], tile, index / 4 * UNIT_BYTES + index % 4 / 2 * 512 + lane * 16);
     }
-    // Place i counts 4^i, and from 5 on, shifted, 4^(i - 5).
-    DEV constexpr u32 power(u32 place) { return place % 5; }
-    DEV constexpr float weight(u32 place) { return TWO24 / (1 << 2 * power(place)); }
+    // Codes stand at even bits of half words and count a power of 4: to bit 8 where they stand, from 10 on shifted by 8. Those of a
+    // second step count 16 times what those of the first do, as do scales the other way round.
+    DEV constexpr u32 bit(u32 b, u32 step, u32 h) { return b ? h ? 10 + 4 * step : 12 - 4 * step : 2 * h + 4 * step; }
+    DEV constexpr u32 power(u32 b, u32 h) { return b ? h ? 1 : 2 : h; }     // of the first step
     DEV void codes(const pair &p, int pair, int b, u32 (&a)[2][4]) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const u32 place = place_of(b, i / 4, i % 2), w = word_of(p.q[pair / 2], pair % 2 * 2 + i % 4 / 2);
-            a[i / 4][i % 4] = (place < 5 ? w : w >> 10) & whole2(3 << 2 * power(place));
+            const u32 at = bit(b, i / 4, i % 2), w = word_of(p.q[pair / 2], pair % 2 * 2 + i % 4 / 2);
+            a[i / 4][i % 4] = (at < 10 ? w : w >> 8) & whole2(3 << (at < 10 ? at : at - 8));
         }
     }
     DEV float value(const pair_sums &s, const meta &m, int h, const column_sums &x) {
-        const u32 sc = of_row(m.s, h) & 0x0f0f0f0f, min = of_row(m.s, h) >> 4 & 0x0f0f0f0f;
+        const u32 sc = of_row(m.s, h), min = sc >> 8;
         const float2 d = half2_to_float2(of_row(m.d, h));
-        const float even = fmaf(byte_to_float(sc, 1) * weight(place_of(0, 1, h)), s.even[1], byte_to_float(sc, 0) * weight(place_of(0, 0, h)) * s.even[0]);
-        const float odd = fmaf(byte_to_float(sc, 3) * weight(place_of(1, 1, h)), s.odd[1], byte_to_float(sc, 2) * weight(place_of(1, 0, h)) * s.odd[0]);
-        const float low = fmaf(byte_to_float(min, 1), x.all[0] - x.first[0], byte_to_float(min, 0) * x.first[0]);
-        const float high = fmaf(byte_to_float(min, 3), x.all[1] - x.first[1], byte_to_float(min, 2) * x.first[1]);
-        return fmaf(d.x, even + odd, -d.y * (low + high));
+        const float2 sc0 = half2_to_float2(sc & 0x00f000f0), sc1 = half2_to_float2(sc & 0x000f000f);        // 2^-20, 2^-24
+        const float2 m0 = half2_to_float2(min & 0x000f000f), m1 = half2_to_float2(min & 0x00f000f0);
+        const float even = fmaf(sc1.x, s.even[1], sc0.x * s.even[0]), odd = fmaf(sc1.y, s.odd[1], sc0.y * s.odd[0]);
+        float low = m0.x * x.first[0];
+        low = fmaf(m1.x, (x.all[0] - x.first[0]) * (1.0f / 16), low);
+        low = fmaf(m0.y, x.first[1], low);
+        low = fmaf(m1.y, (x.all[1] - x.first[1]) * (1.0f / 16), low);
+        const float q = fmaf(odd, TWO24 / 16 / (1 << 2 * power(1, h)), even * (TWO24 / 16 / (1 << 2 * power(0, h))));
+        return TWO24 * fmaf(d.x, q, -d.y * low);
     }
-    DEV pair_scales scales(const meta &m) { return {{m.s.x & 0x0f0f0f0f, m.s.y & 0x0f0f0f0f}}; }
-    template <u32 place>
+    DEV pair_scales scales(const meta &m) { return {{m.s.x, m.s.y}}; }
+    template <u32 b, u32 step, u32 h>
     DEV void scale_codes(const pair_scales &s, u32 (&a)[2][4]) {
-        constexpr u32 step = place / 2 % 2, h = place % 2;
-        const u32 sc = byte_to_half2<0, 2 * (place % 5)>(s.s[h], place / 2);
+        const u32 sc = twice_as_half<b, 0, 4 + 2 * power(b, h)>(biased_bits(s.s[h], step ? 0x000f000f : 0x00f000f0));
         a[step][h] = hmul2(a[step][h], sc), a[step][2 + h] = hmul2(a[step][2 + h], sc);
     }
     DEV void decode(const pair &p, const pair_scales &s, int pair, int b, u32 (&a)[2][4]) {
         codes(p, pair, b, a);
-        if (b) scale_codes<4>(s, a), scale_codes<5>(s, a), scale_codes<6>(s, a), scale_codes<7>(s, a);
-        else scale_codes<0>(s, a), scale_codes<1>(s, a), scale_codes<2>(s, a), scale_codes<3>(s, a);
+        if (b) scale_codes<1, 0, 0>(s, a), scale_codes<1, 0, 1>(s, a), scale_codes<1, 1, 0>(s, a), scale_codes<1, 1, 1>(s, a);
+        else scale_codes<0, 0, 0>(s, a), scale_codes<0, 0, 1>(s, a), scale_codes<0, 1, 0>(s, a), scale_codes<0, 1, 1>(s, a);
     }
     DEV float step_scale(const meta &m, int h) { return half_of(of_row(m.d, h), 0); }
     DEV void mins(const meta &m, u32 (&a)[4], float (&f)[2]) {
-        a[0] = m.s.x >> 4 & 0x000f000f, a[1] = m.s.y >> 4 & 0x000f000f;      // of first steps, of second ones
+        a[0] = m.s.x >> 8 & 0x000f000f, a[1] = m.s.y >> 8 & 0x000f000f;      // of first steps, of second ones
         a[2] = m.s.x >> 12 & 0x000f000f, a[3] = m.s.y >> 12 & 0x000f000f;
         f[0] = -half_of(m.d.x, 1), f[1] = -half_of(m.d.y, 1);
     }
     DEV float at(const u8 *tile, u32 r, u32 k) {
         const u8 *d = super_at(tile, r, k), *half = unit(tile, k) + pair_of(k) / 2 * 512 + at_lane(r, k) * 16 + pair_of(k) % 2 * 8;
-        const u32 q = *(const u16 *)(half + k % 16 / 8 * 4 + k % 2 * 2) >> 2 * place_of(at_block(k), k % 32 / 16, r / 8) & 3;
-        const u32 s = scale_at(tile, r, k)[k % 64 / 16];
-        return fmaf(at_half(d), (float)((s & 15) * q), -at_half(d + 2) * (float)(s >> 4));
+        const u32 step = k % 32 / 16, q = *(const u16 *)(half + k % 16 / 8 * 4 + k % 2 * 2) >> bit(at_block(k), step, r / 8) & 3;
+        const u32 s = *(const u16 *)(scale_at(tile, r, k) + at_block(k) * 2);
+        return fmaf(at_half(d), (float)((s >> (4 - 4 * step) & 15) * q), -at_half(d + 2) * (float)(s >> (8 + 4 * step) & 15));
     }
 };
 
 // d sc (q - 4), sc of 16 columns, 32 more in six bits. In buckets sc (q - 4) is exact in a half.
-struct q3_k : blocks_256<1760, 1536, u32, 1728, u32> {      // low nibbles of scales of rows g, g + 8 | half d
-    enum { SCALED = PER_STEP, PARTS = 2, FIRST_SUMS = 1, WHOLE_SLICE = 1 };
-    struct six { u32 low; u16 high; };
+// Of row g a half word for each block: sc of its first step in bits 0 to 5, of the second in 6 to 11; of row g + 8 a byte of
+// low nibbles, and the upper bits in 12 to 15 of those half words | half d.
+struct q3_k : blocks_256<1760, 1536, u32, 1728, u32> {
+    enum { SCALED = PER_STEP, PARTS = 2, FIRST_SUMS = 1, WHOLE_SLICE = 1, MASKED = 1 };
+    struct six { u32 row; u16 next; };
     typedef slice_scales<six, u32> meta;
     template <class From>
     DEV void load(meta &m, From tile, u32 slice, u32, u32 lane) {
-        fetch(m.s.low, tile, slice * UNIT_BYTES + SCALES + lane * 4);
-        fetch(m.s.high, tile, slice * UNIT_BYTES + SCALES + 128 + lane * 2);
+        fetch(m.s.row, tile, slice * UNIT_BYTES + SCALES + lane * 4);
+        fetch(m.s.next, tile, slice * UNIT_BYTES + SCALES + 128 + lane * 2);
         fetch(m.d, tile, slice * UNIT_BYTES + SUPER + lane / 4 * 4);
     }
     struct pair { uint4 q[3]; };    // three words of each of four pairs
@@ -234,7 +249,8 @@ struct q3_k : blocks_256<1760, 1536, u32, 1728, u32> {      // low nibbles of sc
     DEV u32 code(const u32 (&w)[3], u32 place, u32 c) {
         if (place < 6) return (c ? w[place % 3] >> 9 : w[place % 3]) & whole2(7 << 3 * power(place));
         if (place == 6 || c == 0) return w[place == 6 ? c : 2] & 0x01C001C0;
-        return lop3<0xf8>(lop3<0xf8>(w[0] >> 9 & 0x00400040, w[1] >> 8, 0x00800080), w[2] >> 7, 0x01000100);
+        const u32 bit1 = w[1] >> 9 & 0x00400040, bit2 = w[2] >> 9 & 0x00400040;
+        return hfma2(bit2, 0x44004400, hfma2(bit1, 0x40004000, w[0] >> 9 & 0x00400040));     // halves have less to do than integers
     }
     DEV void codes(const pair &p, int pair, int b, u32 (&a)[2][4]) {
         u32 w[3];
@@ -243,27 +259,27 @@ struct q3_k : blocks_256<1760, 1536, u32, 1728, u32> {      // low nibbles of sc
 #pragma unroll
         for (int i = 0; i < 8; i++) a[i / 4][i % 4] = code(w, place_of(b, i / 4, i % 2), i % 4 / 2);
     }
-    // Bytes: scales + 32 of row g + 8h. In the 16 bits of high parts group i of row h has two bits at 4 i + 2 h.
-    DEV u32 six_bits(const six &s, int h) {
-        const u32 spread = prmt(s.high, 0, 0x1100);
-        const u32 low = (h ? s.low >> 4 : s.low) & 0x0f0f0f0f;
-        return lop3<0xf8>(lop3<0xf8>(low, h ? spread << 2 : spread << 4, 0x00300030), h ? spread >> 2 : spread, 0x30003000);
+    // Scales + 32 of step `step` of row g + 8h in both half words, of blocks 0 and 1, as halves of 1,024 and more.
+    DEV u32 six_bits(const six &s, int h, int step) {
+        if (h == 0) return biased_bits(step ? s.row >> 6 : s.row, 0x003f003f);
+        const u32 low = prmt(s.next, 0, 0x4140);
+        return lop3<0xf8>(biased_bits(step ? low >> 4 : low, 0x000f000f), step ? s.row >> 10 : s.row >> 8, 0x00300030);
     }
     DEV float value(const pair_sums &s, const meta &m, int h, const column_sums &x) {
-        const u32 sc = six_bits(m.s, h);
-        float part[4] = {
-            fmaf(weight(place_of(0, 0, h)), s.even[0], -4.0f * x.first[0]), fmaf(weight(place_of(0, 1, h)), s.even[1], -4.0f * (x.all[0] - x.first[0])),
-            fmaf(weight(place_of(1, 0, h)), s.odd[0], -4.0f * x.first[1]), fmaf(weight(place_of(1, 1, h)), s.odd[1], -4.0f * (x.all[1] - x.first[1])),
-        };
-#pragma unroll
-        for (int i = 0; i < 4; i++) part[i] *= byte_to_float(sc, i) - 32.0f;
-        return half_of(m.d, h) * ((part[0] + part[1]) + (part[2] + part[3]));
+        const float2 first = half2_to_float2(hadd2(six_bits(m.s, h, 0), 0xE420E420)), second = half2_to_float2(hadd2(six_bits(m.s, h, 1), 0xE420E420));
+        float sum = first.x * fmaf(weight(place_of(0, 0, h)), s.even[0], -4.0f * x.first[0]);
+        sum = fmaf(second.x, fmaf(weight(place_of(0, 1, h)), s.even[1], -4.0f * (x.all[0] - x.first[0])), sum);
+        sum = fmaf(first.y, fmaf(weight(place_of(1, 0, h)), s.odd[0], -4.0f * x.first[1]), sum);
+        sum = fmaf(second.y, fmaf(weight(place_of(1, 1, h)), s.odd[1], -4.0f * (x.all[1] - x.first[1])), sum);
+        return half_of(m.d, h) * sum;
     }
-    DEV pair_scales scales(const meta &m) { return {{six_bits(m.s, 0), six_bits(m.s, 1)}}; }
+    DEV pair_scales scales(const meta &m) {
+        return {{six_bits(m.s, 0, 0), six_bits(m.s, 1, 0)}, {six_bits(m.s, 0, 1), six_bits(m.s, 1, 1)}};
+    }
     template <u32 place>
     DEV void scale_codes(const pair_scales &s, u32 (&a)[2][4]) {
-        constexpr u32 step = place / 2 % 2, h = place % 2;
-        const u32 sc = byte_to_half2<32, 3 * (place / 3)>(s.s[h], place / 2), less = hmul2(sc, minus2(4 << 3 * (place / 3)));    // - 4 sc
+        constexpr u32 b = place / 4, step = place / 2 % 2, h = place % 2;
+        const u32 sc = twice_as_half<b, 32, 3 * (place / 3)>(step ? s.more[h] : s.s[h]), less = hmul2(sc, minus2(4 << 3 * (place / 3)));    // - 4 sc
         a[step][h] = hfma2(a[step][h], sc, less), a[step][2 + h] = hfma2(a[step][2 + h], sc, less);
     }
     DEV void decode(const pair &p, const pair_scales &s, int pair, int b, u32 (&a)[2][4]) {
@@ -280,10 +296,10 @@ struct q3_k : blocks_256<1760, 1536, u32, 1728, u32> {      // low nibbles of sc
             w[i] = *(const u16 *)(u + n / 4 * 512 + at_lane(r, k) * 16 + n % 4 * 4 + k % 2 * 2);
         }
         const u32 place = place_of(at_block(k), k % 32 / 16, r / 8), q = code(w, place, k % 16 / 8) >> 3 * power(place), group = k % 64 / 16;
-        const u8 *low = u + SCALES + (r % 8 * 4 + pair_of(k)) * 4 + group;
-        const u32 high = *(const u16 *)(u + SCALES + 128 + (r % 8 * 4 + pair_of(k)) * 2);
-        const int sc = (int)((*low >> r / 8 * 4 & 15) | (high >> (4 * group + 2 * (r / 8)) & 3) << 4) - 32;
+        const u32 at = r % 8 * 4 + pair_of(k), own = *(const u16 *)(u + SCALES + at * 4 + group / 2 * 2), step = group % 2;
+        const u32 low = u[SCALES + 128 + at * 2 + group / 2] >> 4 * step & 15, high = own >> (12 + 2 * step) & 3;
+        const int sc = (int)(r < 8 ? own >> 6 * step & 63 : low | high << 4) - 32;
         return at_half(super_at(tile, r, k)) * (float)(sc * ((int)q - 4));
     }
 };
-DEV q3_k::six shfl_words(const q3_k::six &v, int from) { return {shfl(v.low, from), (u16)shfl((u32)v.high, from)}; }
+DEV q3_k::six shfl_words(const q3_k::six &v, int from) { return {shfl(v.row, from), (u16)shfl((u32)v.next, from)}; }

@@ -94,8 +94,20 @@ struct iq4_nl : centred_32<576, 512, 128, 1> {
     struct pair { uint4 q; };
     using blocks_32::load;
     template <class From> DEV void load(pair &p, From tile, u32 index, u32 lane) { fetch(p.q, tile, index * UNIT_BYTES + lane * 16); }
-    DEV void codes(const pair &p, int, int b, u32 (&a)[2][4]) { iq4_entries(p.q, b, a); }
+    enum { UNIT = JT_TABLE ? 1 : 1 << 24 };
+    DEV void prepare() {
+        if (JT_TABLE) iq4_fill();
+    }
+    DEV void codes(const pair &p, int, int b, u32 (&a)[2][4]) { iq4_looked_up(p.q, b, a); }
+    DEV float value(const pair_sums &s, const meta &m, int h, const column_sums &) {
+        const float2 d = half2_to_float2(of_row(m.s, h));
+        return fmaf(d.y, s.odd[0], d.x * s.even[0]);
+    }
     DEV void decode(const pair &p, const pair_scales &, int, int b, u32 (&a)[2][4]) {
+        if (JT_TABLE) {
+            iq4_looked_up(p.q, b, a);
+            return;
+        }
         iq4_entries(p.q, b, a);
         centre_codes(b, a);
     }
@@ -149,24 +161,24 @@ struct q5_1 : lifted_32<768, 640> {
 
 // 2^(e - 127) times a number of e2m1(), which counts 2^-14.
 struct mxfp4 : blocks_32<544, 512, u32> {     // exponents: of row g, blocks 0 and 1, of g + 8
-    enum { UNIT = 1 << 15 };
+    enum { UNIT = 1 << 14 };
     struct pair { uint4 q; };
     using blocks_32::load;
     template <class From> DEV void load(pair &p, From tile, u32 index, u32 lane) { fetch(p.q, tile, index * UNIT_BYTES + lane * 16); }
     DEV void codes(const pair &p, int, int b, u32 (&a)[2][4]) { e2m1(p.q, b, a); }
     DEV void decode(const pair &p, const pair_scales &, int, int b, u32 (&a)[2][4]) { e2m1(p.q, b, a); }
-    // 2^(e - 128)
-    DEV float power(u32 e) { return __uint_as_float(e < 2 ? 0x00200000 << e : (e - 1) << 23); }
+    // 2^(e - 127), e the bits 23 to 30 of w, to 254: 255 is no number
+    DEV float power(u32 w) { return __uint_as_float((w & 0x7F800000) == 0 ? 0x00400000 : w & 0x7F800000); }
+    DEV float power_of(u32 s, int h, int b) { return power(h ? b ? s >> 1 : s << 7 : b ? s << 15 : s << 23); }
     DEV float value(const pair_sums &s, const meta &m, int h, const column_sums &) {
-        const u32 e = m.s >> 16 * h;
-        return fmaf(power(e >> 8 & 255) * UNIT, s.odd[0], power(e & 255) * UNIT * s.even[0]);
+        return fmaf(power_of(m.s, h, 1), UNIT * s.odd[0], power_of(m.s, h, 0) * (UNIT * s.even[0]));
     }
     DEV pair_scales scales(const meta &m) { return {{m.s, 0}}; }
-    DEV float scale(const meta &, const pair_scales &s, int h, int b, int) { return power(s.s[0] >> (16 * h + 8 * b) & 255); }
+    DEV float scale(const meta &, const pair_scales &s, int h, int b, int) { return power_of(s.s[0], h, b); }
     DEV float at(const u8 *tile, u32 r, u32 k) {
         const u8 *u = unit(tile, k);
         const u32 byte = u[at_byte(r, k)], b = at_block(k), bits = b ? byte >> 3 & 14 : byte & 14;
-        const float v = half_to_float((u16)(bits << 8)) * power(u[SCALES + r % 8 * 4 + r / 8 * 2 + b]) * UNIT;
+        const float v = half_to_float((u16)(bits << 8)) * power((u32)u[SCALES + r % 8 * 4 + r / 8 * 2 + b] << 23) * UNIT;
         return (b ? byte & 1 : byte >> 7) ? -v : v;
     }
 };

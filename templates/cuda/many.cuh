@@ -273,6 +273,7 @@ DEV void steps_run(const block_tiles &tiles, const void *x16, u8 *shared, u32 fi
         tile[i] = m * JT_RT + (there ? i : 0);
     }
     for (u32 r = 0; r + 1 < JT_STAGES; r++) copy_w(r);
+    Q::prepare();
     grid_dependency_wait();
     for (u32 r = 0; r + 1 < JT_STAGES; r++) {
         copy_a(r);

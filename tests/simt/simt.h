@@ -117,6 +117,10 @@ DEV u32 hmul2(u32 a, u32 b) {
     return float2_to_half2(x.x * y.x, x.y * y.y);
 }
 u32 hfma2(u32 a, u32 b, u32 c);
+typedef const u8 *shared_address;
+DEV shared_address smem_address(const void *p) { return static_cast<const u8 *>(p); }
+template <u32 pitch> DEV u32 ld_shared_4(shared_address base, u32 row) { return *reinterpret_cast<const u32 *>(base + row * pitch); }
+template <int i> DEV u32 hfma2_of(u32 a, u32 b, u32 c) { return hfma2((a >> 16 * i & 0xffff) * 0x10001, b, c); }
 DEV u32 upper_half2(u32 a) { return hadd2((a >> 16) * 0x10001, 0x80008000); }
 
 // ---- functions -------------------------------------------------------------------------------
