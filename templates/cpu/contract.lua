@@ -26,7 +26,7 @@ template "matmul" {
     },
     params = {
         { name = "tokens", values = { 1, 2, 4 }, default = 4, doc = "tokens that share a register tile of 16 rows; twice as many with AVX-512" },
-        { name = "ahead", values = { 0, 1024, 2048, 4096, 8192 }, default = 4096, doc = "bytes that weights are asked for ahead of use" },
+        { name = "ahead", values = { 0, 1024, 2048, 4096, 8192 }, default = 4096, doc = "bytes that weights of one token are asked for ahead of use; many tokens ask for the next 256 columns, unless 0" },
         { name = "turns", values = { 4, 8, 16, 32, 64 }, default = 16, doc = "turns that all threads together take at a launch" },
     },
 }

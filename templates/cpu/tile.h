@@ -53,11 +53,11 @@ typedef u64 u64_any UNALIGNED, u64x2 VECTOR_OF(16);
 #if VEC >= 32 && !defined __clang__
 typedef char chars16 VECTOR_OF(16), chars16_any VECTOR_OF(16) UNALIGNED, chars32_any VECTOR_OF(32) UNALIGNED;
 #if VEC == 64
-INLINE i32v i32v_from_u8(const void *p) { return __builtin_ia32_pmovzxbd512_mask(*(const chars16_any *)p, (i32v){ 0 }, EVERY_LANE); }
-INLINE i32v i32v_from_i8(const void *p) { return __builtin_ia32_pmovsxbd512_mask(*(const chars16_any *)p, (i32v){ 0 }, EVERY_LANE); }
-INLINE i32v i32v_from_u16(const void *p) { return __builtin_ia32_pmovzxwd512_mask(*(const i16x16_any *)p, (i32v){ 0 }, EVERY_LANE); }
-INLINE i32v i32v_from_i16(const void *p) { return __builtin_ia32_pmovsxwd512_mask(*(const i16x16_any *)p, (i32v){ 0 }, EVERY_LANE); }
-INLINE i16v i16v_from_i8(const void *p) { return __builtin_ia32_pmovsxbw512_mask(*(const chars32_any *)p, (i16v){ 0 }, EVERY_LANE); }
+INLINE i32v i32v_from_u8(const void *p) { return __builtin_ia32_pmovzxbd512_mask(*(const chars16_any *)p, (i32v){ 0 }, (u16)-1); }
+INLINE i32v i32v_from_i8(const void *p) { return __builtin_ia32_pmovsxbd512_mask(*(const chars16_any *)p, (i32v){ 0 }, (u16)-1); }
+INLINE i32v i32v_from_u16(const void *p) { return __builtin_ia32_pmovzxwd512_mask(*(const i16x16_any *)p, (i32v){ 0 }, (u16)-1); }
+INLINE i16v i16v_from_i8(const void *p) { return __builtin_ia32_pmovsxbw512_mask(*(const chars32_any *)p, (i16v){ 0 }, (u32)-1); }
+INLINE i32v i32v_from_i16(const void *p) { return __builtin_ia32_pmovsxwd512_mask(*(const i16x16_any *)p, (i32v){ 0 }, (u16)-1); }
 #else
 INLINE chars16 chars_from_8(const void *p) { return (chars16)(u64x2){ *(const u64_any *)p, 0 }; }
 INLINE i32v i32v_from_u8(const void *p) { return __builtin_ia32_pmovzxbd256(chars_from_8(p)); }
@@ -304,7 +304,7 @@ INLINE i32v six_high(const u8 *six, unsigned h UNUSED) {
     typedef u8 sixteen VECTOR_OF(16);
     return __builtin_convertvector((sixteen)both, i32v);
 #else
-    return __builtin_ia32_pmovzxbd512_mask((chars16)both, (i32v){ 0 }, EVERY_LANE);
+    return __builtin_ia32_pmovzxbd512_mask((chars16)both, (i32v){ 0 }, (u16)-1);
 #endif
 #else
     return i32v_from_u8(six + 16 + LANES * h % 8) >> (LANES * h / 8 * 4);
