@@ -273,13 +273,17 @@ static void read_special(struct vocab *v) {
     }
 }
 
-/* Byte fallback: without it some texts would have no ids. */
+/* Byte fallback: without it some texts would have no ids. What stands for a byte also prints as it, whatever type the file
+ * gives it, or none: SentencePiece knows these tokens by their names. */
 static void read_spm_bytes(struct vocab *v) {
     char text[8];
     for (unsigned b = 0; b < 256; b++) {
         snprintf(text, sizeof text, "<0x%02X>", b);
         v->h.byte_id[b] = find_id(v, text, 6);
-        if (v->h.byte_id[b] != TOKENIZER_NONE) continue;
+        if (v->h.byte_id[b] != TOKENIZER_NONE) {
+            v->type[v->h.byte_id[b]] = TOKENIZER_BYTE;
+            continue;
+        }
         diag_error(v->d, "tok-byte", v->g->path, "the vocabulary has no token '%s': SentencePiece without byte fallback is not supported", text);
         return;
     }

@@ -11,10 +11,10 @@ target {
     dram_gbps = 4590,     -- measured, read only (copy: 4244)
     peak_gflops = 989000, -- data sheet: dense fp16 with fp32 sums
     -- The rest is fitted to docs/benchmarks.md, eight models in decode and prompts of 33 and 512 (docs/prediction.md).
-    dram_share = 0.74,
+    dram_share = 0.76,
     cache_share = 0.335,  -- attention's 0.39 ms for 604 MB of keys and values at depth 4,096
     gflops = 172700,
-    barrier_us = 2.15,    -- the smallest node of a graph with 132 blocks alone: 2.05
+    barrier_us = 2.08,    -- the smallest node of a graph with 132 blocks alone: 2.05
     barrier_token_us = 0.0328,
     memory_gib = 139,     -- cuDeviceTotalMem
     cuda = "13.0",

@@ -30,7 +30,7 @@ enum { UNK, BOS, END, USER_B, USER_BB, USER_LINES, PAD, AB, BC, ABC, _A, CD, AA,
        _, A, B, C, D, LESS, S, MORE, E_ACUTE, Z };
 #define BYTE(b) (FIRST_BYTE + (b))
 
-struct change { int no_prefix, no_bos, no_scores, nan, no_byte, scores_short; const char *pre, *override; };
+struct change { int no_prefix, no_bos, no_scores, nan, no_byte, scores_short; unsigned byte_type; const char *pre, *override; };
 struct fixture {
     struct arena arena;
     struct buffer section;
@@ -45,7 +45,7 @@ static void build_file(struct fixture *x, struct vocab_file *f, const struct cha
     if (c->pre) vocab_string(f, "tokenizer.ggml.pre", c->pre);
     vocab_strings(f, "tokenizer.ggml.tokens", text, N_VOCAB);
     vocab_array(f, "tokenizer.ggml.token_type", GGUF_I32, N_VOCAB);
-    for (unsigned i = 0; i < N_VOCAB; i++) vocab_u32(&f->bytes, i < N_WORDS ? words[i].type : 6);
+    for (unsigned i = 0; i < N_VOCAB; i++) vocab_u32(&f->bytes, i < N_WORDS ? words[i].type : c->byte_type ? c->byte_type : 6);
     if (!c->no_scores) {
         vocab_array(f, "tokenizer.ggml.scores", GGUF_F32, N_VOCAB - (uint64_t)c->scores_short);
         for (unsigned i = 0; i < N_VOCAB - (unsigned)c->scores_short; i++) {
@@ -138,6 +138,16 @@ static void test_bytes(void **state) {
     EXPECT(x.t, "a\xF0 b", A, BYTE(0xF0), _, B);
     EXPECT(x.t, "\xE2\x96", BYTE(0xE2), BYTE(0x96));
     close_small(&x);
+    /* and prints as them whatever type its tokens have */
+    for (unsigned type = 1; type <= 6; type++) {
+        size_t n;
+        open_small(&x, &(struct change){.no_prefix = 1, .byte_type = type});
+        EXPECT(x.t, "aqb", A, BYTE('q'), B);
+        const char *p = tokenizer_print(x.t, BYTE('q'), &n);
+        assert_int_equal(n, 1);
+        assert_int_equal(*p, 'q');
+        close_small(&x);
+    }
 }
 
 /* No text makes a control token, even where merges would lead there; user-defined tokens are found before any merge. */
