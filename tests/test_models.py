@@ -257,6 +257,10 @@ class Shapes(Models):
     def test_cache_of_halves(self):
         self.one("--arch", "qwen3", flags=("--set", "buckets=8", "--set", "memory.kv=f16"), bound=5e-3)
 
+    def test_cache_of_integers(self):
+        for family in ("llama", "gemma3"):
+            self.one("--arch", family, "--heads", 4, "--kv-heads", 2, flags=("--set", "buckets=8", "--set", "memory.kv=i16"))
+
     def test_portable_code(self):
         """Kernels without vector instructions, and without fused multiply-adds: the same values but for what rounding to 16 bits makes
         of a last bit, which is as much as either is off."""

@@ -120,7 +120,7 @@ class Written(Profile):
             rows = self.profile("--ops", "1,8", "-d", depth, plan=plan)
             for phase in of(rows, "phase"):
                 n = phase["n_tokens"]
-                readers = {o["layers"]: o["cache_bytes"] / (2 * (32 * 2 + 4)) for o in of(rows, "op", phase["phase"]) if "cache_bytes" in o}
+                readers = {o["layers"]: o["cache_bytes"] / (2 * 32 * 4) for o in of(rows, "op", phase["phase"]) if "cache_bytes" in o}
                 self.assertEqual(readers, {"0-1": before + n, "2": depth + n})
 
     def test_a_cache_that_holds_all(self):
@@ -436,7 +436,8 @@ class Page(Profile):
     def test_is_drawn_in_silence(self):
         far = synthetic()
         far[0]["rates"]["peak_gflops"] = 1e9      # the roofs meet far right of all marks
-        for rows, roofs in ((synthetic(), 2), (far, 1), (self.profile(), 3)):
+        # the memory as measured has a line of its own where it is another than the spec's, and lies in the plot
+        for rows, roofs in ((synthetic(), {2}), (far, {1}), (self.profile(), {2, 3})):
             path = save(rows)
             phase = next(p for p in of(rows, "phase") if p["kind"] == "decode")
             ops, launches = of(rows, "op", phase["phase"]), of(rows, "launch", phase["phase"])
@@ -445,7 +446,8 @@ class Page(Profile):
                 dom, said = self.look(self.page(path)[0], *flags)
                 self.assertEqual(said, [])
                 self.assertEqual({k: dom.count(f'data-mark="{k}"') for k in want}, want)
-                self.assertEqual((dom.count('data-mark="roof"'), "lies further right, at 10,000,000 flops per byte" in dom), (roofs, roofs == 1))
+                self.assertIn(dom.count('data-mark="roof"'), roofs)
+                self.assertEqual("lies further right, at 10,000,000 flops per byte" in dom, roofs == {1})
                 self.assertEqual(len(re.findall(r"<tr", dom.split('id="ops-table"')[1].split("</table>")[0])), 1 + len(ops))
                 self.assertEqual(len(re.findall(r"<svg(?=[^>]*role=\"img\")(?=[^>]*aria-label)", dom)), 2)
                 self.assertEqual(len(re.findall(r'<input type="radio"', dom)), len(of(rows, "phase")))

@@ -14,7 +14,7 @@ static void test_cpu_is_found_by_either_name(void **state) {
         assert_string_equal(l.text, "");
         assert_string_equal(string_of(&l, "target.name"), "cpu");
         assert_string_equal(string_of(&l, "target.arch"), "native");
-        assert_string_equal(string_of(&l, "memory.kv"), "i16");
+        assert_string_equal(string_of(&l, "memory.kv"), "f32");
         assert_string_equal(string_of(&l, "cc.family"), "any");
         assert_int_equal(integer_of(&l, "memory.ctx_max"), 4096);
         assert_int_equal(integer_of(&l, "memory.reserve_mib"), 256);
