@@ -5,7 +5,7 @@ target {
     name = "xeon_2core",
     arch = "x86-64-v3",
     cores = 2,
-    peak_gflops = 224,    -- measured: 112 GMAC/s of 16-bit vpdpwssd on both cores
+    peak_gflops = 279,    -- jllm-bench --peak: 139.5 GMAC/s of vpmaddwd and vpaddd on both cores
     -- The rest is fitted to docs/prediction.md, eight models at their best of four rounds: the machine is a virtual one, and what its
     -- neighbours leave of a host's memory and last cache (lscpu: 260 MiB) changes by a third. jllm-bench --peak read
     -- 14.5 to 17.2 GB/s; matrix kernels ask for weights further ahead than that does.

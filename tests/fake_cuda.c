@@ -493,7 +493,7 @@ API(cuModuleLoadData, struct object **module, const char *image) {
     if (!kernel) return BAD_IMAGE;
     *module = object_new(FAKE_MODULE);
     (*module)->kernel = kernel;
-    (*module)->shared_max = 48 << 10;
+    (*module)->shared_max = (48 << 10) - kernel->fixed_bytes;
     return OK;
 }
 
