@@ -73,6 +73,8 @@ void spec_error(const struct spec *s, struct diag *d, struct spec_place at, cons
     __attribute__((format(printf, 5, 6)));
 /* True for what --set made: it beats every entry of a file. */
 bool spec_is_override(const struct spec_entry *e);
+/* quant (a word), m, k, n (integers): what an entry matches outside `when`, which holds words and integers. */
+bool spec_is_match_key(const char *key);
 /* True when an entry in a file nearer to the user sets the parameter for the very same match: that is how a
  * spec overrides what it includes. */
 bool spec_is_superseded(const struct spec *s, const struct spec_entry *e, const char *key);

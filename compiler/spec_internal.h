@@ -120,8 +120,6 @@ bool spec_add_bucket(struct reader *r, uint32_t *list, unsigned *n, const struct
 void spec_store_buckets(struct reader *r, const uint32_t *list, unsigned n, struct spec_place at);
 /* Is there room for one more? Else a diagnostic. */
 bool spec_room_for_entry(struct reader *r, struct spec_place at);
-/* quant, m, k, n: what an entry matches outside `when`. */
-bool spec_is_match_key(const char *key);
 /* One --set of the command line. */
 void spec_apply_override(struct reader *r, const char *text);
 

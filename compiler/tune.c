@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -210,6 +211,17 @@ static void report(const struct tuner *t, const char *file, const struct tune_ve
     if (o->format == REPORT_MARKDOWN) fprintf(out, "\nWhole passes: %s.\n", gains_text(v, t->a));
 }
 
+/* `k = 2560, m = 9728, n = 1, out = "x16", quant = "q4_k"`: what a spec's entry would match. */
+static const char *matches_text(const struct tune_unit *u, struct arena *a) {
+    const char *text = "";
+    for (unsigned i = 0; i < u->n_key; i++) {
+        const struct spec_value *v = &u->key[i].value;
+        text = arena_printf(a, "%s%s%s = ", text, *text ? ", " : "", u->key[i].key);
+        text = v->type == SPEC_STRING ? arena_printf(a, "%s\"%s\"", text, v->string) : arena_printf(a, "%s%" PRId64, text, v->integer);
+    }
+    return text;
+}
+
 static int report_plan(struct tuner *t, const struct tune_options *o, FILE *out) {
     json_t *root = json_object(), *facts = json_object(), *rows = json_array();
     unsigned total = 0;
@@ -219,6 +231,8 @@ static int report_plan(struct tuner *t, const struct tune_options *o, FILE *out)
         report_set(row, "launch", report_text(tune_unit_name(&t->all.units[i], t->a)));
         report_set(row, "candidates", report_integer(n));
         report_set(row, "not_allowed", report_integer(n_illegal));
+        report_set(row, "template", report_text(t->all.units[i].template->name));
+        report_set(row, "matches", report_text(matches_text(&t->all.units[i], t->a)));
         total += n;
     }
     report_set(facts, "search", report_text(t->search_text));

@@ -65,8 +65,8 @@ static bool read_row(json_t *json, struct spec_place at, struct tuned_row *r, st
     if (!read_fields(json_object_get(json, "set"), at, &r->set, &r->n_set, a) || !r->n_set) return false;
     for (unsigned i = 0; i < r->n_set; i++)
         if (r->set[i].value.type != SPEC_INTEGER) return false;
-    for (unsigned i = 0; i < r->n_key; i++)
-        if (!strncmp(r->key[i].key, "quant", 5) != (r->key[i].value.type == SPEC_STRING)) return false;
+    for (unsigned i = 0; i < r->n_key; i++)   /* other fields are as their template has them, numbers or words: out = "x16" */
+        if (spec_is_match_key(r->key[i].key) && !strcmp(r->key[i].key, "quant") != (r->key[i].value.type == SPEC_STRING)) return false;
     return *r->template_name && *r->hash;
 }
 

@@ -128,6 +128,21 @@ class Tune(Case):
             self.assertEqual(c["candidates"], 3 + 4 + len({-(-tiles // turns) for turns in (4, 8, 16, 32, 64)}) - 1, c)
         self.assertFalse(os.path.exists(self.file))
 
+    def test_rows_of_every_launch_can_be_read(self):
+        """Whatever a template of either target matches, numbers and words: a choice for it stands in a file that a compile takes."""
+        for spec in ("h200", "cpu"):
+            found = json.loads(self.ok(self.tune("--dry-run", spec=spec, pin=())).text)["launches"]
+            self.assertEqual({c["template"] for c in found} - {"matmul"}, {"qkv", "gate_up", "rms_norm", "attention"} if spec == "h200" else set())
+            with open(os.path.join(product.folder("tune/tuned"), "own.jsonl"), "w") as f:
+                for c in found:
+                    key = {k: int(i) if i else w for k, w, i in re.findall(r'(\w+) = (?:"(\w+)"|(-?\d+))', c["matches"])}
+                    self.assertEqual(len(key), c["matches"].count(" = "))
+                    f.write(json.dumps({"row": "choice", "version": 1, "word": "kernel", "template": c["template"], "key": key,
+                                        "set": {"threads": 64}, "target": "cuda sm_90", "hash": "0" * 32}) + "\n")
+            product.write(self.spec, f'jllm_spec(1)\ninclude "{spec}"\n'.encode() + USE)
+            _, err = self.select()
+            self.assertRegex(err, rf"own\.jsonl:1 and {len(found) - 1} more choices: made for other templates")
+
     def test_a_plan_is_tuned_as_its_model(self):
         """Of a plan the same launches, by its own spec; no GGUF is needed."""
         plan = product.plan(self.model, "--spec", self.spec, *PIN)
