@@ -254,6 +254,7 @@ end
 
 -- Warps along rows, row tiles of each, blocks an SM: the first that fits shared memory is taken.
 local few_shapes = { { 8, 2, 1 }, { 8, 1, 1 }, { 4, 2, 1 }, { 4, 1, 1 }, { 2, 2, 1 }, { 2, 1, 1 }, { 1, 1, 1 } }
+local trio_shapes = { { 4, 1, 3 }, table.unpack(few_shapes) }
 local many_shapes = { { 4, 2, 2 }, { 8, 2, 1 }, { 4, 1, 2 }, { 8, 1, 1 }, { 4, 1, 1 }, { 2, 1, 1 } }
 
 -- How to cut a matrix for 8 tokens and fewer: warps along K, and blocks an SM. Loads under way are what an SM needs: where it has
@@ -291,11 +292,12 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
         wk = few_k_warps(all_tiles // matrices, slices, matrices, kind)
         blocks = (n > 1 or kind.wide) and 1 or 2
         if n == 1 and matrices == 2 and wk <= 4 and kind.thrifty then blocks = 3 end
-        ringed = n == 1 and kind.ring and all_tiles * slices >= 40 * math.max(target.sms, 1)
+        ringed = n == 1 and kind.ring and all_tiles * slices >= 28 * math.max(target.sms, 1)
         if ringed then
-            wm, rt = matrices * matrices, 1     -- a tile for each warp, gate and up of 32 rows
+            -- A tile for each warp, gate and up of 32 rows. Where an SM has many, two: each step of activations is taken apart once.
+            wm, rt = matrices * matrices, all_tiles >= 16 * math.max(target.sms, 1) and 2 or 1
             blocks = math.min(32, math.max(2, 16 // (wm * wk)))
-            local wave = ceil_div(groups(wm * 16), math.max(target.sms, 1))
+            local wave = ceil_div(groups(wm * rt * 16), math.max(target.sms, 1))
             if wave == blocks + 1 and wave * wm * wk <= (kind.warps or 24) then blocks = wave end
         end
         if n == 8 and kind.wide then wm, rt = wm * rt, 1 end   -- fewer registers
@@ -331,8 +333,11 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local room, table_bytes = shared_room(), 0
     for _, quant in ipairs(quants) do table_bytes = math.max(table_bytes, types[quant].table or 0) end
     if n <= 8 then room = room - table_bytes end
+    if ringed and p.row_tiles == 0 and 2 * shared_bytes() > room then rt = 1 end
+    local trio = matrices == 2 and n > 8 and n ~= 32 and way.whole and ceil_div(groups(64), math.max(target.sms, 1)) <= 3
     if n > 8 and p.m_warps == 0 and p.row_tiles == 0 then
-        for _, f in ipairs(way.two and many_shapes or few_shapes) do
+        if trio and p.places == 0 then stages = n <= 16 and 4 or n <= 24 and 3 or 2 end
+        for _, f in ipairs(way.two and many_shapes or trio and trio_shapes or few_shapes) do
             if f[2] <= (kind.wide and 1 or way.rt) and (way.two or f[1] <= way.wm) and (matrices == 1 or f[1] * f[2] % 4 == 0) then
                 wm, rt, blocks = f[1], f[2], f[3]
                 if blocks * shared_bytes() <= room then break end
