@@ -153,7 +153,7 @@ DEV void few_run(const u8 *const (&tile)[JT_RT], const bool (&there)[JT_RT], con
         if (Q::FIRST_SUMS > 0) first_sums(first, xv);
 #pragma unroll
         for (int p = 0; p < 4; p++) {
-            if (RING > 0)
+            if (RING > 0 && (WHOLE || slice * 4 + p < N_PAIRS))
 #pragma unroll
                 for (int i = 0; i < JT_RT; i++) Q::load(raw[p % RAW][i], shared_bytes{from + i * SLICE_BYTES}, (u32)p, lane);
             if (MASKED && (WHOLE || slice * 4 + p < N_PAIRS)) {
