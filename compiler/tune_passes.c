@@ -560,8 +560,10 @@ static bool record_change(struct compared *c, const struct change *x) {
     if (whole && !append_row(c, x->units[0], true, x->kept)) return false;
     for (unsigned i = 0; i < x->n_units; i++) {
         if (!append_row(c, x->units[i], false, x->kept)) return false;
-        c->v->fate[x->units[i]] = x->kept ? TUNE_KEPT : TUNE_PUT_BACK;
-        c->v->n_put_back += !x->kept;
+        if (differs(c, x->units[i])) {     /* (others of its group may have the kernel that they had) */
+            c->v->fate[x->units[i]] = x->kept ? TUNE_KEPT : TUNE_PUT_BACK;
+            c->v->n_put_back += !x->kept;
+        }
         if (!x->kept) put_back(c, x->units[i]);
     }
     return true;
@@ -583,7 +585,8 @@ bool tune_passes(struct tuner *t, double until, struct tune_verdict *v) {
     for (uint32_t i = 0; i < n; i++) v->passes[i] = (struct tune_pass){.kind = c.program->phases[i].kind, .n_tokens = c.program->phases[i].n_tokens};
     c.before_us = arena_array(t->a, n, sizeof *c.before_us), c.us = arena_array(t->a, n, sizeof *c.us);
     find_changes(&c);
-    for (unsigned i = 0; i < c.n_changes; i++) v->n_changed += c.changes[i].n_units;
+    for (unsigned i = 0; i < c.n_changes; i++)
+        for (unsigned j = 0; j < c.changes[i].n_units; j++) v->n_changed += differs(&c, c.changes[i].units[j]);
     if (!c.n_changes || base_interrupted) return !base_interrupted;
     progress_begin(&t->progress, 1);
     bool ok = (t->replays || open_old(&c)) && decide(&c);
