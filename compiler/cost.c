@@ -1,6 +1,7 @@
 #include "cost.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 #include "cover.h"
@@ -38,7 +39,10 @@ struct cost cost_launch(const struct plan_rates *r, uint64_t bytes, uint64_t flo
     for (unsigned i = 0; i < COUNT(by); i++)
         if (by[i] > by[binds]) binds = i;
     c.floor_ns = least_bytes > least_flops ? least_bytes : least_flops;
-    c.bound_ns[binds] = by[binds];
+    /* Of one token the longest hides the others. Of more, taking weights apart and multiplying share the schedulers: the
+     * more alike the two are, the less is hidden. */
+    double unpack = by[COST_BYTES] > by[COST_WEIGHTS] ? by[COST_BYTES] : by[COST_WEIGHTS];
+    c.bound_ns[binds] = n_tokens == 1 ? by[binds] : sqrt(unpack * unpack + by[COST_FLOPS] * by[COST_FLOPS]);
     if (barrier) c.bound_ns[COST_WAITS] = (r->barrier_us + n_tokens * r->barrier_token_us) * 1e3;
     return c;
 }

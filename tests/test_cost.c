@@ -1,4 +1,5 @@
 /* The cost model's rules one by one, and how many blocks a multiprocessor holds. */
+#include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -14,14 +15,18 @@ static const struct plan_rates rates = {.dram_gbps = 100, .dram_share = 0.5, .ca
 
 static void expect_near(double got, double want) { assert_true(got > want * (1 - 1e-12) - 1e-12 && got < want * (1 + 1e-12) + 1e-12); }
 
-/* Each of the three rates binds where it is the slowest, and the floor knows none of the shares. */
+/* Each of the three rates binds where it is the slowest, and the floor knows none of the shares. Of more than one token unpacking and
+ * multiplying add up as the sides of a right angle do. */
 static void test_bounds(void **state) {
     (void)state;
-    static const struct { uint64_t bytes, flops; uint32_t n; enum cost_bound binds; double ns, floor_ns; } cases[] = {
+    const struct { uint64_t bytes, flops; uint32_t n; enum cost_bound binds; double ns, floor_ns; } cases[] = {
         {50000, 1000, 1, COST_BYTES, 1000, 500},         /* 50,000 / (100 * 0.5); 50,000 / 100 */
         {1000, 80000, 1, COST_WEIGHTS, 1000, 10},        /* 40,000 weights / 40 */
-        {1000, 80000, 2, COST_WEIGHTS, 500, 10},         /* 20,000 weights, each for two tokens */
-        {1000, 8000000, 64, COST_FLOPS, 4000, 800},      /* 8,000,000 / 2000; / 10000 */
+        {1000, 4000, 1, COST_WEIGHTS, 50, 10},           /* 2,000 weights; 4,000 / 2000 hides behind them */
+        {1000, 80000, 2, COST_WEIGHTS, hypot(500, 40), 10},   /* 20,000 weights, each for two tokens; 80,000 / 2000 */
+        {1500, 80000, 64, COST_FLOPS, 50, 15},           /* 1,500 / 50 and 80,000 / 2000: 30 and 40 */
+        {2000, 60000, 64, COST_BYTES, 50, 20},
+        {1000, 8000000, 64, COST_FLOPS, hypot(1562.5, 4000), 800},   /* 62,500 weights / 40; 8,000,000 / 2000 */
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         struct cost c = cost_launch(&rates, cases[i].bytes, cases[i].flops, cases[i].n, false);
@@ -58,7 +63,7 @@ static void test_sums(void **state) {
     expect_near(sum.bytes, 51000);
     expect_near(sum.flops, 8001000);
     expect_near(sum.floor_ns, 1300);
-    expect_near(cost_ns(&sum), 1000 + 3500 + 4000);
+    expect_near(cost_ns(&sum), 1000 + 3500 + hypot(1562.5, 4000));
     assert_int_equal(cost_binds(&sum), COST_FLOPS);
 }
 
