@@ -66,6 +66,17 @@ static bool write_packed(struct output *o, const struct plan_view *v, struct dia
     return output_write(o, tail.data, tail.bytes, PLAN_HEADER_BYTES + weights, d) && output_write(o, head.page, sizeof head.page, 0, d);
 }
 
+/* Who may read the plan stays as it is. Only root can keep another's plan theirs: to others it is their own then. */
+static bool keep_owner(const struct output *o, int fd, struct diag *d) {
+    struct stat st;
+    if (!fstat(fd, &st)) {
+        (void)!fchown(o->fd, st.st_uid, st.st_gid);
+        if (!fchmod(o->fd, st.st_mode & 07777)) return true;
+    }
+    diag_error(d, "plan", o->path, "cannot give the new file the old one's permissions: %s", strerror(errno));
+    return false;
+}
+
 static int pack_open_plan(const char *path, int fd, const struct plan_view *v, struct arena *a, struct diag *d) {
     struct output o;
     uint64_t packed = PLAN_HEADER_BYTES + v->header->weights_bytes + v->slot->tail_bytes;
@@ -73,7 +84,7 @@ static int pack_open_plan(const char *path, int fd, const struct plan_view *v, s
         if (!progress_quiet) fprintf(stderr, "%s: nothing to drop\n", path);
         return 0;
     }
-    bool ok = output_open(&o, path, a, d) && write_packed(&o, v, d) && pack_check(fd, v, path, d) && output_publish(&o, a, d);
+    bool ok = output_open(&o, path, a, d) && keep_owner(&o, fd, d) && write_packed(&o, v, d) && pack_check(fd, v, path, d) && output_publish(&o, a, d);
     output_abandon(&o);
     if (ok && !progress_quiet) fprintf(stderr, "%s: %.1f MB less\n", path, (double)(v->map_bytes - packed) / 1e6);
     return ok ? 0 : 3;

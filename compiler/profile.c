@@ -411,6 +411,13 @@ static bool same_file(const char *x, const char *y) {
     return !stat(x, &a) && !stat(y, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
+/* Asked when the trace is written, so that two names of one file show. */
+static bool other_file(const char *html, const char *trace, struct diag *d) {
+    if (!same_file(html, trace)) return true;
+    diag_error(d, "output", html, "this is the trace: name another file for the page");
+    return false;
+}
+
 static bool write_out(const struct profile *p, const char *path, const struct buffer *text, struct diag *d) {
     if (same_file(path, p->path)) diag_error(d, "output", path, "this is the profile itself: name another file");
     else if (file_write(path, text->data, text->bytes)) return true;
@@ -426,7 +433,7 @@ int profile_print(const char *path, const struct profile_options *o, FILE *out, 
         rc = EXIT_FILES;
         if (o->trace) profile_trace(&p, &trace);
         if ((!o->html || profile_page(&p, &page, a, d)) && (!o->trace || write_out(&p, o->trace, &trace, d)) &&
-            (!o->html || write_out(&p, o->html, &page, d))) {
+            (!o->html || !o->trace || other_file(o->html, o->trace, d)) && (!o->html || write_out(&p, o->html, &page, d))) {
             print_tables(&p, o, out, a);
             rc = 0;
         }

@@ -81,6 +81,12 @@ static bool begins_a_row(const char *text, size_t bytes) {
     return !memcmp(text, row, bytes < sizeof row - 1 ? bytes : sizeof row - 1);
 }
 
+/* Takes off what a killed tune left of a row; ends a last line that is one. */
+static bool end_last_row(int fd, const char *text, size_t bytes, size_t whole) {
+    if (whole < bytes) return !ftruncate(fd, (off_t)whole);
+    return !bytes || text[bytes - 1] == '\n' || file_put(fd, "\n", 1);
+}
+
 int tune_file_open(const char *path, struct tuned_row **rows, unsigned *n, struct arena *a, struct diag *d) {
     size_t bytes, whole;
     struct stat st;
@@ -102,11 +108,40 @@ int tune_file_open(const char *path, struct tuned_row **rows, unsigned *n, struc
         if (!begins_a_row(text + whole, bytes - whole)) {
             diag_error(d, "tuned", path, "this file has something else than rows of tuning results");
             rc = 1;
-        } else if (whole == bytes || !ftruncate(fd, (off_t)whole)) return fd;   /* what a killed tune left of a row */
+        } else if (end_last_row(fd, text, bytes, whole)) return fd;
         else diag_error(d, "tuned", path, "cannot write this file: %s", strerror(errno));
     } else rc = 1;
     if (fd >= 0) close(fd);
     return -rc;
+}
+
+/* Does the row speak of a template as it is today, of values that are none of its parameters? (Of others nothing is known.) */
+static const struct spec_field *illegal_value(const struct tuner *t, const struct tuned_row *r) {
+    char hex[33];
+    const struct tune_unit *u = NULL;
+    for (unsigned i = 0; i < t->all.n_units && !u; i++)
+        if (!strcmp(t->all.units[i].template->name, r->template_name)) u = &t->all.units[i];
+    if (u) hash_hex(u->hash, hex);
+    if (!u || strcmp(hex, r->hash)) return NULL;
+    for (unsigned i = 0; i < r->n_set; i++)
+        for (unsigned j = 0; j < u->template->n_params; j++) {
+            const struct contract_param *p = &u->template->params[j];
+            bool legal = strcmp(p->name, r->set[i].key) != 0;
+            for (unsigned k = 0; k < p->n_values && !legal; k++) legal = p->values[k] == r->set[i].value.integer;
+            if (!legal) return &r->set[i];
+        }
+    return NULL;
+}
+
+static bool check_rows(struct tuner *t, const char *file, const struct tuned_row *rows, unsigned n) {
+    for (unsigned i = 0; i < n; i++) {
+        const struct spec_field *f = illegal_value(t, &rows[i]);
+        if (!f) continue;
+        diag_error(t->d, "tuned-row", arena_printf(t->a, "%s:%u", file, rows[i].line), "'%s' of template '%s' cannot be %" PRId64, f->key,
+                   rows[i].template_name, f->value.integer);
+        return false;
+    }
+    return true;
 }
 
 /* What holds of earlier searches: choices of finished ones, and what was tried if this is to go on. */
@@ -251,6 +286,11 @@ static bool take_options(struct tuner *t, const struct tune_options *o) {
     const char *text = o->n_sweeps ? "sweep" : tune_search_names[o->search];
     for (unsigned i = 0; i < o->n_sweeps; i++) {
         if (!tune_sweep_parse(&sweeps[i], o->sweeps[i], t->all.program, t->a, t->d)) return false;
+        t->sweeps = sweeps, t->n_sweeps = i;
+        if (tune_sweep_find(t, sweeps[i].template_name, sweeps[i].param)) {
+            diag_error(t->d, "sweep", NULL, "--sweep %s: another has this parameter; its values stand side by side, as in [1|2]", o->sweeps[i]);
+            return false;
+        }
         text = arena_printf(t->a, "%s %s", text, o->sweeps[i]);
     }
     t->search = o->search, t->search_text = text;
@@ -302,8 +342,9 @@ static int tune_subject(struct subject *s, const struct tune_options *o, FILE *o
     const char *file = o->tuned ? o->tuned : default_file(s, a);
     if (!toolchain_find(&t.toolchain, &s->spec, o->nvrtc, a, d)) return 3;
     if ((t.fd = tune_file_open(file, &rows, &n, a, d)) < 0) return -t.fd;
-    take_log(&t, rows, n, o->resume);
-    int rc = search_all(&t);
+    int rc = check_rows(&t, file, rows, n) ? 0 : 1;
+    if (!rc) take_log(&t, rows, n, o->resume);
+    if (!rc) rc = search_all(&t);
     if (!rc && !tune_passes(&t, until, &v)) rc = 3;
     close(t.fd);
     if (!rc && v.why_not) diag_warning(d, "tune-passes", NULL, "whole passes were not compared: %s", v.why_not);

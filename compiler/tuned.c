@@ -70,17 +70,24 @@ static bool read_row(json_t *json, struct spec_place at, struct tuned_row *r, st
     return *r->template_name && *r->hash;
 }
 
+static bool is_object(const char *p, const char *end) {
+    json_t *json = json_loadb(p, (size_t)(end - p), JSON_REJECT_DUPLICATES, NULL);
+    json_decref(json);
+    return json;
+}
+
 bool tuned_parse(const char *name, const char *text, size_t bytes, struct tuned_row **rows, unsigned *n, size_t *whole_bytes,
                  struct arena *a, struct diag *d) {
     unsigned room = 0;
     struct spec_place at = {.file = name};
     *n = 0;
     for (const char *p = text, *end = text + bytes; p < end; p++) room += *p == '\n';
-    *rows = arena_array(a, room + 1u, sizeof **rows);
-    const char *p = text;
-    for (const char *eol; (eol = memchr(p, '\n', bytes - (size_t)(p - text))); p = eol + 1) {
+    *rows = arena_array(a, room + 2u, sizeof **rows);
+    const char *p = text, *end = text + bytes;
+    for (const char *eol; p < end; p = eol < end ? eol + 1 : end) {
         json_error_t why = {.text = "it is none"};
         at.line++;
+        if (!(eol = memchr(p, '\n', (size_t)(end - p))) && !is_object(p, eol = end)) break;    /* what a killed tune left of a row */
         json_t *json = json_loadb(p, (size_t)(eol - p), JSON_REJECT_DUPLICATES, &why);
         bool ok = json && read_row(json, at, &(*rows)[*n], a);
         json_decref(json);
@@ -92,6 +99,10 @@ bool tuned_parse(const char *name, const char *text, size_t bytes, struct tuned_
         ++*n;
     }
     if (whole_bytes) *whole_bytes = (size_t)(p - text);
+    else if (p < end && *p != '{') {
+        diag_error(d, "tuned-row", arena_printf(a, "%s:%u", name, at.line), "this is not a row of tuning results");
+        return false;
+    }
     return true;
 }
 
@@ -173,18 +184,21 @@ static struct spec_entry *find_entry(struct spec_entry *entries, unsigned first,
     return NULL;
 }
 
-/* Does the row speak of a template as it is today? False with *ok false: it cannot be read. */
+/* Does the row speak of a template as it is today? hashes[n]: of the templates that were asked for, NULL before.
+ * False with *ok false: it cannot be read. */
 static bool is_current(const struct spec_tuned *t, const char *target, const struct contract_template *templates, unsigned n,
-                       const char *dir, bool *ok, struct arena *a, struct diag *d) {
-    for (unsigned i = 0; i < n; i++) {
+                       const char **hashes, const char *dir, bool *ok, struct arena *a, struct diag *d) {
+    unsigned i = 0;
+    while (i < n && strcmp(templates[i].name, t->entry.template_name)) i++;
+    if (i == n) return false;
+    if (!hashes[i]) {
         struct hash128 h;
         char hex[33];
-        if (strcmp(templates[i].name, t->entry.template_name)) continue;
         if (!(*ok = kernel_template_hash(&templates[i], dir, &h, a, d))) return false;
         hash_hex(h, hex);
-        return !strcmp(hex, t->hash) && !strcmp(target, t->target);
+        hashes[i] = arena_copy(a, hex, strlen(hex));
     }
-    return false;
+    return !strcmp(hashes[i], t->hash) && !strcmp(target, t->target);
 }
 
 const struct spec *tuned_apply(const struct spec *s, const struct contract_template *templates, unsigned n, const char *dir,
@@ -196,10 +210,11 @@ const struct spec *tuned_apply(const struct spec *s, const struct contract_templ
     out->entries = arena_array(a, s->n_entries + s->n_tuned, sizeof *out->entries);
     memcpy(out->entries, s->entries, s->n_entries * sizeof *out->entries);
     bool *current = arena_array(a, s->n_tuned, sizeof *current), ok = true;
+    const char **hashes = arena_array(a, n + 1u, sizeof *hashes);
     const char *target = tuned_target(s, a);
     for (unsigned i = 0; i < s->n_tuned && ok; i++) {
         const struct spec_tuned *t = &s->tuned[i];
-        if (!(current[i] = is_current(t, target, templates, n, dir, &ok, a, d))) continue;
+        if (!(current[i] = is_current(t, target, templates, n, hashes, dir, &ok, a, d))) continue;
         struct spec_entry *before = find_entry(out->entries, s->n_entries, out->n_entries, &t->entry);
         *(before ? before : &out->entries[out->n_entries++]) = t->entry;
     }

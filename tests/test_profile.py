@@ -341,6 +341,8 @@ class Read(Profile):
             self.refused(product.run("jllmc", "profile", "ops", path, flag, path, asan=True), 3, "the profile itself")
             r = self.refused(product.run("jllmc", "profile", "ops", path, flag, product.TMP + "/none/x", asan=True), 3, "none/x: cannot write it")
             self.assertEqual(r.out, b"")
+        both = product.path("profile-both")
+        self.refused(product.run("jllmc", "profile", "ops", path, "--html", both, "--trace", both, asan=True), 3, "this is the trace")
         self.assertEqual(product.read(path), product.read(save(synthetic(), "again.jsonl")))
 
 

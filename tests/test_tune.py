@@ -275,6 +275,10 @@ class Tune(Case):
             with self.subTest(bad):
                 self.refused(self.tune("--sweep", bad, asan=True), 1, what)
 
+    def test_a_parameter_swept_twice(self):
+        r = self.tune("--dry-run", "--sweep", "matmul.tokens=[1]", "--sweep", "matmul.tokens=[2]", pin=(), asan=True)
+        self.refused(r, 1, r"--sweep matmul\.tokens=\[2\]: another has this parameter")
+
     def test_what_is_set_stays(self):
         r = self.ok(self.tune("--set", "matmul.tokens=2", asan=True))
         self.assertEqual(facts(r)["candidates_tried"], 0)
@@ -301,6 +305,35 @@ class Tune(Case):
         self.refused(self.tune(asan=True), 1, rf"own\.jsonl:{n}: this is not a row")
         r = product.run("jllmc", "compile", self.model, "--spec", self.spec, "-o", product.path("tune/x.plan"), asan=True)
         self.refused(r, 1, rf"own\.jsonl:{n}: this is not a row")
+
+    def test_a_last_line_without_an_end(self):
+        """A whole row counts, by a compile and by the next tune; what is none is refused by both."""
+        self.ok(self.tune())
+        whole, n = product.read(self.file), len(choices(self.file))
+        product.write(self.spec, SPEC + USE)
+        chosen = self.select()[0]
+        last = whole.rstrip(b"\n").rsplit(b"\n", 1)
+        product.write(self.file, b"\n".join(last))
+        self.assertEqual(self.select()[0], chosen)
+        self.assertEqual(facts(self.ok(self.tune("--continue")))["candidates_tried"], 0)
+        self.assertEqual(len(choices(self.file)), n)
+        product.write(self.file, whole + b"hello")
+        at = whole.count(b"\n") + 1
+        r = product.run("jllmc", "compile", self.model, "--spec", self.spec, "-o", product.path("tune/x.plan"), asan=True)
+        self.refused(r, 1, rf"own\.jsonl:{at}: this is not a row")
+
+    def test_values_that_are_none(self):
+        """What a compile would refuse is not taken for known; of another template's version it is no matter."""
+        self.ok(self.tune())
+        whole = product.read(self.file)
+        for old, new, what in ((b'"tokens":2', b'"tokens":3', "'tokens' of template 'matmul' cannot be 3"),
+                               (b'"turns":16', b'"turns":-1', "'turns' of template 'matmul' cannot be -1")):
+            product.write(self.file, whole.replace(old, new))
+            for flags in ((), ("--continue",)):
+                self.refused(self.tune(*flags, asan=True), 1, rf"own\.jsonl:\d+: {what}")
+        older = re.sub(rb'"hash":"\w', b'"hash":"g', whole.replace(b'"tokens":2', b'"tokens":3'))
+        product.write(self.file, older)
+        self.assertGreater(facts(self.ok(self.tune()))["candidates_tried"], 0)
 
     def test_files_that_hold_no_rows(self):
         """Nothing of a user's is lost, and nothing is waited for."""
@@ -753,7 +786,9 @@ class Retune(Case):
         self.same_bytes(product.read(self.plan), self.old, "there was nothing to drop")
         self.ok(self.retune(self.profile(self.kernels[:1])))
         grown, before = product.read(self.plan), self.inspect()["plan"]
+        os.chmod(self.plan, 0o640)
         self.ok(product.run("jllmc", "pack", self.plan, asan=True))
+        self.assertEqual(os.stat(self.plan).st_mode & 0o7777, 0o640, "who may read it stays as it was")
         packed, after = product.read(self.plan), self.inspect()["plan"]
         self.assertLess(len(packed), len(grown))
         self.assertEqual(len(packed), self.weights_end() + after["tail_bytes"])
