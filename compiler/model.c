@@ -250,7 +250,8 @@ static void read_layer_count(struct loader *l) {
     uint64_t n = gguf_u64(l->g, key, 0, &found, l->d);
     if (l->d->errors != before) return;
     if (!found) fail_key(l, key, "is missing; the tensors imply %" PRIu64, l->layers_present);
-    else if (!n || n != l->layers_present)
+    else if (!n && !l->layers_present) fail_key(l, key, "is 0: this model has no layers");
+    else if (n != l->layers_present)
         fail_key(l, key, "is %" PRIu64 "; the tensors imply %" PRIu64, n, l->layers_present);
     else if (n > LAYERS_MAX)
         fail_key(l, key, "is %" PRIu64 "; at most %d are possible", n, LAYERS_MAX);

@@ -334,7 +334,9 @@ static int tune_subject(struct subject *s, const struct tune_options *o, FILE *o
     struct tune_verdict v;
     struct tuned_row *rows;
     unsigned n;
-    if (!tune_units_find(&t.all, &s->model, &s->spec, a, d) || !take_options(&t, o) || !tune_replay_read(&t)) return 1;
+    if (!tune_units_find(&t.all, &s->model, &s->spec, a, d)) return 1;
+    if (!take_options(&t, o)) return 2;
+    if (!tune_replay_read(&t)) return 1;
     if (!t.all.n_units) return diag_error(d, "tune", NULL, "no launch of this model has parameters"), 1;
     if (o->dry_run) return report_plan(&t, o, out);
     double until = o->timeout_s > 0 ? base_seconds() + o->timeout_s : 0;
