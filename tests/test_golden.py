@@ -238,4 +238,4 @@ class WrongKernels(product.Case):
 
 
 if __name__ == "__main__":
-    product.main()
+    product.main(asan=False)
