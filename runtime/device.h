@@ -77,7 +77,7 @@ extern const struct device_ops device_cpu, device_cuda;
 struct jllm_plan {
     struct plan_view view;
     const struct device_ops *ops;
-    void *device;
+    void *device;    /* NULL: opened without it */
     struct jllm_info info;
 };
 

@@ -45,6 +45,7 @@ struct jllm_options {
     bool verify;    /* check the hash of every weight while opening */
     const char *device;    /* "cpu" or "cuda": refuse a plan for another; NULL: whatever it is for */
     bool single_launches;  /* CUDA plans: wait for each launch, so that an error names its kernel */
+    bool no_device;        /* for facts and sections, on any machine: no session and no self-test */
 };
 
 /* Facts of an open plan; strings live as long as the plan. */

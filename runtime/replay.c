@@ -53,7 +53,7 @@ static void info_fill(struct jllm_plan *p) {
         .decode_bytes = n->decode_bytes, .macs_per_token = n->macs_per_token,
         .generation = v->slot->generation,
     };
-    p->ops->describe(p->device, &p->info);
+    if (p->device) p->ops->describe(p->device, &p->info);
     for (int i = 0; i < 16; i++)
         snprintf(p->info.plan_hash + 2 * i, 3, "%02x", v->slot->tail_hash.bytes[i]);
 }
@@ -71,7 +71,7 @@ struct jllm_plan *jllm_open(const char *path, const struct jllm_options *options
     }
     if (device_find(p, options, e) &&
         (!options || !options->verify || plan_verify_weights(&p->view, e)) &&
-        (p->device = p->ops->open(&p->view, options, e))) {
+        ((options && options->no_device) || (p->device = p->ops->open(&p->view, options, e)))) {
         info_fill(p);
         return p;
     }
@@ -100,7 +100,7 @@ const void *jllm_plan_section(const struct jllm_plan *p, uint32_t kind, size_t *
 }
 
 bool jllm_plan_kernel(const struct jllm_plan *p, size_t index, struct jllm_kernel *kernel) {
-    if (!p->ops->code || index >= p->view.n_kernels) return false;
+    if (!p->device || !p->ops->code || index >= p->view.n_kernels) return false;
     const struct plan_kernel *k = &p->view.kernels[index];
     *kernel = (struct jllm_kernel){p->view.strings + k->name, p->ops->code(p->device) + k->code_offset, (size_t)k->code_bytes};
     return true;
@@ -111,6 +111,10 @@ bool jllm_verify(const struct jllm_plan *p, struct jllm_error *e) {
 }
 
 struct jllm_session *jllm_session_new(struct jllm_plan *p, struct jllm_error *e) {
+    if (!p->device) {
+        error_set(e, JLLM_BAD_USE, "the plan was opened without its device: there are no sessions");
+        return NULL;
+    }
     struct jllm_session *s = calloc(1, sizeof *s);
     if (!s) {
         error_set(e, JLLM_ENVIRONMENT, "no memory for a session");

@@ -391,6 +391,7 @@ bool jllm_selftest(struct jllm_plan *plan, void (*report)(void *, const struct j
                    void *user, struct jllm_error *e) {
     struct selftest s = {.plan = plan, .report = report, .user = user, .e = e, .ok = true};
     struct jllm_error why;
+    if (!plan->device) return error_set(e, JLLM_BAD_USE, "the plan was opened without its device: there is no self-test");
     bool ok = plan_verify_weights(&plan->view, &why);
     conclude(&s, "weights", ok, 0, 0, &why);
     test_kernels(&s);

@@ -303,8 +303,10 @@ class Case(unittest.TestCase):
             self.fail(f"{what}: {len(a)} and {len(b)} bytes differ first at 0x{at:x}")
 
 
-def main():
-    for name in ("jllmc", "jllm-run", "jllm-bench"):
-        if not os.path.exists(tool(name)):
-            sys.exit(f"{tool(name)} is missing: build with ninja first")
+def main(asan=True):
+    """asan False: no test of the file runs a program with sanitizers."""
+    for variant, how in ((False, "ninja"), (True, "ninja asan"))[:1 + asan]:
+        for name in ("jllmc", "jllm-run", "jllm-bench"):
+            if not os.path.exists(tool(name, variant)):
+                sys.exit(f"{tool(name, variant)} is missing: build with `{how}` first")
     unittest.main(module="__main__", verbosity=2)   # names what is skipped

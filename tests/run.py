@@ -2,7 +2,7 @@
 """Run every test and print one line each; the last line is `N passed, N failed`, with `, N skipped` where tests were
 skipped: each of them has a line with its reason.
 
-  tests/run.py BINARY...      cmocka programs and this folder's test_*.py; $JLLM_TEST_ONLY names files to run alone
+  tests/run.py BINARY...      cmocka programs and this folder's test_*.py; only those with a word of $JLLM_TEST_ONLY in their name
 
 A cmocka program counts with each of its tests, a Python file with each of its test methods.
 """
@@ -28,11 +28,14 @@ def count_cmocka(text):
 
 
 def count_unittest(text):
+    """The same of test methods: one whose subTests fail several times has failed once. What fails around them, such as a
+    setUpClass, is a failure besides."""
     ran = re.search(r"^Ran (\d+) tests? in", text, re.M)
-    bad = sum(int(n) for n in re.findall(r"(?:failures|errors)=(\d+)", text))
-    skipped = re.findall(r"(?m)^( *)(\w+ \([\w.]+\)(?: [(\[].*?)?)(?:\n[^ \n].*?)? \.\.\. skipped (.*)$", text)
-    whole = sum(not indent for indent, _, _ in skipped)       # others are parts of a test
-    return (int(ran.group(1)) - bad - whole if ran else 0), bad, [f"{name}: {why[1:-1]}" for _, name, why in skipped]
+    bad = set(re.findall(r"(?m)^(?:FAIL|ERROR): (\w+ \([\w.]+\))", text))
+    skipped = re.findall(r"(?m)^( *)(\w+ \([\w.]+\))((?: [(\[].*?)?)(?:\n[^ \n].*?)? \.\.\. skipped (.*)$", text)
+    whole = {name for indent, name, _, _ in skipped if not indent}       # others are parts of a test
+    not_passed = [name for name in bad | whole if name.startswith("test")]
+    return int(ran.group(1)) - len(not_passed) if ran else 0, len(bad), [f"{name}{part}: {why[1:-1]}" for _, name, part, why in skipped]
 
 
 def main():

@@ -374,4 +374,4 @@ class Profile(Emulated):
 
 
 if __name__ == "__main__":
-    product.main()
+    product.main(asan=False)

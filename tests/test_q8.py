@@ -122,4 +122,4 @@ class Choice(product.Case):
 
 
 if __name__ == "__main__":
-    product.main()
+    product.main(asan=False)

@@ -535,6 +535,33 @@ static void test_kernels(void **state) {
     jllm_close(plan);
 }
 
+/* Of a plan for another machine facts and sections can be read. */
+static void test_without_a_device(void **state) {
+    (void)state;
+    struct plan_builder b;
+    struct jllm_error e = {0};
+    struct jllm_kernel kernel;
+    size_t bytes = 0;
+    tiny_build(&b, NULL);
+    struct plan_info *info = plan_find(b.file.data, PLAN_INFO);
+    info->isa ^= 3;
+    plan_rehash(b.file.data, b.file.bytes);
+    char *path = plan_write(b.file.data, b.file.bytes);
+    expect_error(jllm_open(path, NULL, &e), &e, JLLM_ENVIRONMENT, "this machine is");
+    struct jllm_plan *plan = jllm_open(path, &(struct jllm_options){.no_device = true}, &e);
+    if (!plan) fail_msg("%s", e.text);
+    assert_int_equal(jllm_plan_info(plan)->n_vocab, TINY_VOCAB);
+    assert_string_equal(jllm_plan_info(plan)->device, "cpu");
+    assert_non_null(jllm_plan_section(plan, PLAN_PHASES, &bytes));
+    assert_false(jllm_plan_kernel(plan, 0, &kernel));
+    expect_error(jllm_session_new(plan, &e), &e, JLLM_BAD_USE, "without its device");
+    expect_error(jllm_selftest(plan, NULL, NULL, &e), &e, JLLM_BAD_USE, "without its device");
+    jllm_close(plan);
+    unlink(path);
+    free(path);
+    build_free(&b);
+}
+
 static void test_verify_on_open(void **state) {
     (void)state;
     struct plan_builder b;
@@ -672,6 +699,7 @@ int main(void) {
         cmocka_unit_test(test_kernels),
         cmocka_unit_test(test_verify_on_open),
         cmocka_unit_test(test_selftest),
+        cmocka_unit_test(test_without_a_device),
         cmocka_unit_test(test_selftest_names_the_kernel),
         cmocka_unit_test(test_selftest_fails_after_any_change),
         cmocka_unit_test(test_selftest_bounds),

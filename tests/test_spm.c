@@ -96,15 +96,22 @@ static struct tokenizer_ids encode(struct tokenizer *t, const char *text, size_t
     return ids;
 }
 
-static void expect_ids(struct tokenizer *t, const char *text, size_t n, const int32_t *want) {
-    struct tokenizer_ids ids = encode(t, text, strlen(text));
+static struct tokenizer_ids encode_special(struct tokenizer *t, const char *text) {
+    struct tokenizer_ids ids = {0};
+    struct jllm_error e;
+    if (!tokenizer_encode_special(t, text, strlen(text), &ids, &e)) fail_msg("%s", e.text);
+    return ids;
+}
+
+static void expect_ids(struct tokenizer_ids ids, const char *text, size_t n, const int32_t *want) {
     bool same = ids.n == n && (!n || !memcmp(ids.ids, want, n * sizeof *want));
     for (size_t i = 0; !same && i < ids.n; i++) print_error("%d ", ids.ids[i]);
     if (!same) fail_msg("ids of '%s'", text);
     tokenizer_ids_free(&ids);
 }
-#define EXPECT(t, text, ...) \
-    expect_ids(t, text, sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t), (int32_t[]){__VA_ARGS__})
+#define IDS(...) sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t), (int32_t[]){__VA_ARGS__}
+#define EXPECT(t, text, ...) expect_ids(encode(t, text, strlen(text)), text, IDS(__VA_ARGS__))
+#define EXPECT_SPECIAL(t, text, ...) expect_ids(encode_special(t, text), text, IDS(__VA_ARGS__))
 
 /* ---- encoding ---- */
 
@@ -122,7 +129,7 @@ static void test_merges(void **state) {
     EXPECT(x.t, BLANK "a", _A);                      /* the character that stands for a blank is one */
     EXPECT(x.t, "zz", ZZ);                           /* of two tokens with one text the last */
     EXPECT(x.t, "\xC3\xA9\xC3\xA9\xC3\xA9", EE, E_ACUTE);
-    expect_ids(x.t, "", 0, NULL);
+    expect_ids(encode(x.t, "", 0), "", 0, NULL);
     close_small(&x);
 }
 
@@ -185,7 +192,8 @@ static void test_prefix(void **state) {
     EXPECT(x.t, "bc", _, BC);
     EXPECT(x.t, "a<b>a<b>", _A, USER_B, _A, USER_B); /* again after a user-defined token, but not for no text */
     EXPECT(x.t, "<b><b>", USER_B, USER_B);
-    expect_ids(x.t, "", 0, NULL);
+    EXPECT_SPECIAL(x.t, "<s>a<b><unk> a", UNK + 1, _A, USER_B, UNK, _, _A);
+    expect_ids(encode(x.t, "", 0), "", 0, NULL);
     assert_int_equal(tokenizer_prefix(x.t, _A), 1);
     assert_int_equal(tokenizer_prefix(x.t, _), 1);
     assert_int_equal(tokenizer_prefix(x.t, A), 0);
@@ -244,7 +252,7 @@ static void test_plain(void **state) {
         int32_t want[64];
         size_t n = 1 + next_random(&seed) % 16;
         for (size_t i = 0; i < n; i++) text[i] = "aabbccdd  xyz<sq"[next_random(&seed) % 16];
-        expect_ids(x.t, text, plain_encode(text, n, want), want);
+        expect_ids(encode(x.t, text, n), text, plain_encode(text, n, want), want);
     }
     close_small(&x);
 }

@@ -125,15 +125,23 @@ static struct tokenizer_ids encode(struct tokenizer *t, const char *text, size_t
     return ids;
 }
 
-static void expect_ids(struct tokenizer *t, const char *text, size_t n, const int32_t *want) {
-    struct tokenizer_ids ids = encode(t, text, strlen(text));
+static void expect_ids(struct tokenizer_ids ids, size_t n, const int32_t *want) {
     assert_int_equal(ids.n, n);
     if (n) assert_memory_equal(ids.ids, want, n * sizeof *want);
     tokenizer_ids_free(&ids);
 }
 #define EXPECT(t, text, ...)                                                                       \
-    expect_ids(t, text, sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t),                        \
+    expect_ids(encode(t, text, strlen(text)), sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t),  \
                (int32_t[]){__VA_ARGS__})
+
+static struct tokenizer_ids encode_special(struct tokenizer *t, const char *text) {
+    struct tokenizer_ids ids = {0};
+    struct jllm_error e;
+    if (!tokenizer_encode_special(t, text, strlen(text), &ids, &e)) fail_msg("%s", e.text);
+    return ids;
+}
+#define EXPECT_SPECIAL(t, text, ...)                                                                    \
+    expect_ids(encode_special(t, text), sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t), (int32_t[]){__VA_ARGS__})
 #define MERGED(i) (256 + (i))
 
 static void test_pieces(void **state) {
@@ -147,7 +155,7 @@ static void test_pieces(void **state) {
     EXPECT(x.t, "'s 'S", MERGED(16), ' ', '\'', 'S');
     EXPECT(x.t, "\xC3\xA9", MERGED(13));
     EXPECT(x.t, "xyz", 'x', 'y', 'z');                /* a word of the vocabulary without merges */
-    expect_ids(x.t, "", 0, NULL);
+    expect_ids(encode(x.t, "", 0), 0, NULL);
     close_small(&x);
     open_small(&x, "smollm");
     EXPECT(x.t, "1111", '1', '1', '1', '1');
@@ -180,6 +188,9 @@ static void test_special(void **state) {
     open_small(&x, "gpt-2");
     EXPECT(x.t, "a<think>b", 'a', ID_THINK, 'b');
     EXPECT(x.t, "<think>>", ID_THINK2);               /* the longest */
+    EXPECT_SPECIAL(x.t, "<think>>a<|im_end|><|im_end|>11<|im_end>", ID_THINK2, 'a', ID_END, ID_END, MERGED(7), '<', '|', 'i', 'm', '_', 'e', 'n', 'd', '>');
+    EXPECT_SPECIAL(x.t, "[PAD]", '[', 'P', 'A', 'D', ']');
+    EXPECT_SPECIAL(x.t, "<|im_end|>", ID_END);
     struct tokenizer_ids ids = encode(x.t, "<|im_end|>[PAD]<0x0A>", 21);
     for (size_t i = 0; i < ids.n; i++) assert_true(ids.ids[i] < 256);
     tokenizer_ids_free(&ids);
@@ -234,7 +245,7 @@ static void test_plain_bpe(void **state) {
         size_t n = 1 + (seed >> 16) % 32;
         for (size_t i = 0; i < n; i++)
             text[i] = "abhelo"[((seed = seed * 1664525 + 1013904223) >> 16) % 6];
-        expect_ids(x.t, text, plain_bpe(&x, text, n, want), want);
+        expect_ids(encode(x.t, text, n), plain_bpe(&x, text, n, want), want);
         seed = seed * 1664525 + 1013904223;
     }
     close_small(&x);
@@ -501,7 +512,7 @@ static void test_damaged(void **state) {
         struct tokenizer *t = tokenizer_open(copy, bytes, &e);
         refused += !t;
         struct tokenizer_ids ids = {0};
-        if (t) tokenizer_encode(t, "hello wor 111 <think> aaaa xyz", 30, &ids, &e);
+        if (t) tokenizer_encode_special(t, "hello wor 111 <think> aaaa xyz", 30, &ids, &e);
         tokenizer_ids_free(&ids);
         tokenizer_close(t);
     }

@@ -183,4 +183,4 @@ class OtherCpus(product.Case):
 
 
 if __name__ == "__main__":
-    product.main()
+    product.main(asan=False)

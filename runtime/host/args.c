@@ -18,18 +18,21 @@ static const char usage[] =
     "       jllm-run PLAN --selftest | --tokenize | --detokenize | --logits FILE.npy -p PROMPT\n"
     "\n"
     "  -m, --model PLAN         the plan, instead of as the first argument\n"
+    "Answers once and ends: no interactive chat, no session files, no JSON output. Options are llama.cpp's where it has them.\n"
+    "\n"
     "  -p, --prompt TEXT        the prompt; with chat rules one user message, answered once\n"
     "  -f, --file FILE          the prompt from a file; -: from stdin\n"
     "  -sys, --system-prompt T  the system message\n"
     "  --no-escape              take \\n, \\t, \\\\ and the like in -p and -sys as they are\n"
-    "  -no-cnv                  raw completion, without chat rules\n"
+    "  -no-cnv                  raw completion, without chat rules; names of special tokens in the prompt stand for those tokens\n"
+    "  --no-parse-special       raw completion, --tokenize: they are plain text, as they always are in a message\n"
     "  -n, --predict N          tokens of the answer at most (-1: until its end)\n"
     "  -c, --ctx-size N         use at most N tokens of the plan's context\n"
     "  -t, --threads N          threads (all cores that the process may use)\n"
     "  --device cpu|cuda        refuse a plan that is for another device\n"
     "  --single-launches        CUDA: wait for each launch, so that an error names its kernel\n"
     "  --reasoning-budget 0     ask for an answer without thinking\n"
-    "  --temp T                 temperature (0.8); 0: always the likeliest token\n"
+    "  --temp T                 temperature (0.8); 0 or less: always the likeliest token\n"
     "  --top-k N  --top-p P  --min-p P                    samplers (40, 0.95, 0.05)\n"
     "  --repeat-penalty X  --repeat-last-n N              penalty of repeated tokens (1: off; 64)\n"
     "  -s, --seed N             seed (-1: random)\n"
@@ -37,9 +40,9 @@ static const char usage[] =
     "  --no-display-prompt      raw completion: do not print the prompt\n"
     "  --selftest               check weights, every kernel, and the model against stored values\n"
     "  --verify                 check the hash of every weight first\n"
-    "  --logits FILE.npy        float32 [tokens, vocabulary] for every prompt position\n"
+    "  --logits FILE.npy        float32 [tokens, vocabulary] for every position of the prompt, by chat rules unless -no-cnv\n"
     "  --tokens 1,2,3           with --logits: ids instead of a prompt; a JSON array, too\n"
-    "  --tokenize               text of -p, -f or stdin to a JSON array of ids on stdout\n"
+    "  --tokenize               text of -p, -f or stdin to a JSON array of ids on stdout, as it is: no chat rules, nothing in front\n"
     "  --detokenize             a JSON array of ids on stdin to text on stdout\n"
     "  --profile FILE           afterwards, time every launch of the phases that ran, for jllmc profile\n"
     "  --perf-map               kernels get names in perf report: writes /tmp/perf-PID.map for perf record\n"
@@ -51,7 +54,8 @@ enum option_id {
     OPT_CTX, OPT_THREADS, OPT_REASONING, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
     OPT_REPEAT_PENALTY, OPT_REPEAT_LAST, OPT_SEED, OPT_IGNORE_EOS, OPT_HIDE_PROMPT,
     OPT_SELFTEST, OPT_VERIFY, OPT_LOGITS, OPT_TOKENS, OPT_TOKENIZE, OPT_DETOKENIZE, OPT_VERBOSE,
-    OPT_DEVICE, OPT_SINGLE_LAUNCHES, OPT_PROFILE, OPT_PERF_MAP, OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
+    OPT_DEVICE, OPT_SINGLE_LAUNCHES, OPT_PLAIN_TEXT, OPT_PROFILE, OPT_PERF_MAP, OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
+    OPT_FIXED_CHAT,
 };
 
 static const struct option options[] = {
@@ -65,7 +69,7 @@ static const struct option options[] = {
     {"c", 1, 0, OPT_CTX}, {"ctx-size", 1, 0, OPT_CTX},
     {"t", 1, 0, OPT_THREADS}, {"threads", 1, 0, OPT_THREADS},
     {"device", 1, 0, OPT_DEVICE}, {"single-launches", 0, 0, OPT_SINGLE_LAUNCHES},
-    {"reasoning-budget", 1, 0, OPT_REASONING},
+    {"no-parse-special", 0, 0, OPT_PLAIN_TEXT}, {"reasoning-budget", 1, 0, OPT_REASONING},
     {"temp", 1, 0, OPT_TEMP}, {"temperature", 1, 0, OPT_TEMP},
     {"top-k", 1, 0, OPT_TOP_K}, {"top-p", 1, 0, OPT_TOP_P}, {"min-p", 1, 0, OPT_MIN_P},
     {"repeat-penalty", 1, 0, OPT_REPEAT_PENALTY}, {"repeat-last-n", 1, 0, OPT_REPEAT_LAST},
@@ -84,6 +88,8 @@ static const struct option options[] = {
     {"fa", 2, 0, OPT_FIXED_FLASH}, {"flash-attn", 2, 0, OPT_FIXED_FLASH},
     {"ctk", 2, 0, OPT_FIXED_CACHE}, {"cache-type-k", 2, 0, OPT_FIXED_CACHE},
     {"ctv", 2, 0, OPT_FIXED_CACHE}, {"cache-type-v", 2, 0, OPT_FIXED_CACHE},
+    {"cnv", 2, 0, OPT_FIXED_CHAT}, {"conversation", 2, 0, OPT_FIXED_CHAT},
+    {"i", 2, 0, OPT_FIXED_CHAT}, {"interactive", 2, 0, OPT_FIXED_CHAT}, {"interactive-first", 2, 0, OPT_FIXED_CHAT},
     {0},
 };
 
@@ -104,6 +110,16 @@ void args_check_output(bool ok) {
     if (errno == EPIPE) _exit(EXIT_BAD_INPUT);
     fprintf(stderr, "error: cannot write to stdout: %s\n", strerror(errno));
     _exit(EXIT_ENVIRONMENT);
+}
+
+const char *args_more_context(uint32_t ctx_max, uint32_t ctx_train, unsigned long long n) {
+    static char text[120];
+    if (ctx_train && ctx_train <= ctx_max) return "that is all that the model was trained for";
+    if (ctx_train && n > ctx_train) n = ctx_train, snprintf(text, sizeof text, "the model was trained for %u: ", ctx_train);
+    else snprintf(text, sizeof text, "for more: ");
+    size_t at = strlen(text);
+    snprintf(text + at, sizeof text - at, "jllmc compile MODEL.gguf --set memory.ctx_max=%llu", n);
+    return text;
 }
 
 /* ---- options as getopt takes them ---- */
@@ -129,11 +145,12 @@ static size_t word_distance(const char *a, size_t n, const char *b) {
 }
 
 /* The option that word[n] may have meant: one letter in three wrong at most, else the first that it
- * begins; NULL: none. */
+ * begins; NULL: none. What is known only to be refused has an optional value, and is not suggested. */
 static const char *near_option(const char *word, size_t n, const struct option *known) {
     const char *best = NULL, *longer = NULL;
     size_t nearest = n < 3 ? 1 : n / 3 + 1;
     for (const struct option *o = known; o->name; o++) {
+        if (o->has_arg == optional_argument) continue;
         size_t distance = word_distance(word, n, o->name);
         if (distance < nearest) nearest = distance, best = o->name;
         if (!longer && n && strncmp(word, o->name, n) == 0) longer = o->name;
@@ -150,9 +167,9 @@ static _Noreturn void refuse_unknown(const char *argument, const char *word, siz
     stop(EXIT_USAGE, "unknown option '%s'", argument);
 }
 
-int args_next(int argc, char **argv, const struct option *known, int *at) {
+int args_next(int argc, char **argv, const struct option *known, char name[ARGS_NAME_BYTES]) {
     opterr = 0;
-    int id = getopt_long_only(argc, argv, "", known, at);
+    int id = getopt_long_only(argc, argv, "", known, NULL);
     if (id == -1) return id;
     bool apart = id != '?' && optarg && optarg == argv[optind - 1];
     const char *argument = argv[optind - 1 - apart], *word = argument + strspn(argument, "-");
@@ -161,6 +178,7 @@ int args_next(int argc, char **argv, const struct option *known, int *at) {
     while (o->name && (strncmp(o->name, word, n) || o->name[n])) o++;
     if (!o->name) refuse_unknown(argument, word, n, known);
     if (id == '?') stop(EXIT_USAGE, word[n] ? "'%s': it takes no value" : "'%s' needs a value", argument);
+    snprintf(name, ARGS_NAME_BYTES, "%.*s", (int)(word + n - argument), argument);
     return id;
 }
 
@@ -172,7 +190,7 @@ static long long number(const char *name, const char *text, long long low, long 
     errno = 0;
     long long n = strtoll(text, &end, 10);
     if (errno || end == text || *end || n < low || n > high)
-        stop(EXIT_USAGE, "-%s '%s': not a whole number from %lld to %lld", name, text, low, high);
+        stop(EXIT_USAGE, "%s '%s': not a whole number from %lld to %lld", name, text, low, high);
     return n;
 }
 
@@ -180,7 +198,7 @@ static float fraction(const char *name, const char *text, double low, double hig
     char *end;
     double x = strtod(text, &end);
     if (end == text || *end || !(x >= low && x <= high))
-        stop(EXIT_USAGE, "-%s '%s': not a number from %g to %g", name, text, low, high);
+        stop(EXIT_USAGE, "%s '%s': not a number from %g to %g", name, text, low, high);
     return (float)x;
 }
 
@@ -228,8 +246,9 @@ static _Noreturn void refuse_fixed(int id, const char *name) {
         "SPEC.lua, with buckets { … } there",
         "the plan fixes the cache type: jllmc compile MODEL.gguf --set memory.kv=f16",
         "attention is part of the plan; there is nothing to switch",
+        "jllm-run answers one prompt and ends; -p is one user message, or with -no-cnv any text, such as a whole conversation",
     };
-    stop(EXIT_USAGE, "-%s: %s", name, what[id - OPT_FIXED_LAYERS]);
+    stop(EXIT_USAGE, "%s: %s", name, what[id - OPT_FIXED_LAYERS]);
 }
 
 /* The last of several counts. */
@@ -278,6 +297,7 @@ static void apply_number(struct args *a, int id, const char *name, const char *v
 static void apply_switch(struct args *a, int id) {
     switch (id) {
     case OPT_RAW: a->raw = true; break;
+    case OPT_PLAIN_TEXT: a->plain_text = true; break;
     case OPT_IGNORE_EOS: a->ignore_eos = true; break;
     case OPT_HIDE_PROMPT: a->hide_prompt = true; break;
     case OPT_VERIFY: a->verify = true; break;
@@ -312,10 +332,10 @@ static void check(const struct args *a) {
 
 void args_parse(struct args *a, int argc, char **argv) {
     bool escapes = true, prompt_escapes = false;
-    int id, at;
+    int id;
+    char name[ARGS_NAME_BYTES];
     *a = (struct args){.n_predict = -1, .seed = -1, .sampler = SAMPLER_DEFAULTS};
-    while ((id = args_next(argc, argv, options, &at)) != -1) {
-        const char *name = options[at].name;
+    while ((id = args_next(argc, argv, options, name)) != -1) {
         if (id >= OPT_FIXED_LAYERS) refuse_fixed(id, name);
         if (id == OPT_NO_ESCAPE) escapes = false;
         if (id == OPT_PROMPT || id == OPT_FILE) prompt_escapes = id == OPT_PROMPT;

@@ -27,6 +27,7 @@ struct args {
     int threads;                /* 0: the cores given */
     long long seed;             /* -1: random */
     struct sampler_options sampler;
+    bool plain_text;            /* no special tokens in a raw text */
     bool raw, ignore_eos, hide_prompt, verify, verbose, plain, single_launches, perf_map;
 };
 
@@ -34,10 +35,15 @@ struct args {
  * has gone away (head, a closed pipe) is no news to anyone: without a word, and 1. */
 void args_check_output(bool ok);
 
-/* getopt_long_only without abbreviations: the next option's value with its index and optarg, or -1.
+/* What to do for a context of n tokens, which the plan (ctx_max) has not: only what works, as compile goes no further than
+ * ctx_train (0: not known). Static buffer. */
+const char *args_more_context(uint32_t ctx_max, uint32_t ctx_train, unsigned long long n);
+
+enum { ARGS_NAME_BYTES = 40 };
+/* getopt_long_only without abbreviations: the next option's value with optarg and its name as it was typed, or -1.
  * What it does not know (with a suggestion), or what lacks a value or has one too many, ends the
  * program with exit code 2. */
-int args_next(int argc, char **argv, const struct option *known, int *at);
+int args_next(int argc, char **argv, const struct option *known, char name[ARGS_NAME_BYTES]);
 
 /* Parses, or prints help or version and exits 0, or prints what is wrong and exits 2 (3 when a file
  * cannot be read). */

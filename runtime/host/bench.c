@@ -6,7 +6,6 @@
  * every launch, for a file. */
 #include <errno.h>
 #include <math.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,12 +103,12 @@ static int parse_number(const char *name, const char *text, char **end, int leas
     errno = 0;
     long n = strtol(text, end, 10);
     if (errno || *end == text || n < least || n > PLAN_CTX_MAX)
-        stop(EXIT_USAGE, "-%s: '%s' is not a number in its range", name, text);
+        stop(EXIT_USAGE, "%s: '%s' is not a number in its range", name, text);
     return (int)n;
 }
 
 static void list_add(struct list *list, const char *name, int n) {
-    if (list->n == LIST_MAX) stop(EXIT_USAGE, "-%s: more than %d values", name, LIST_MAX);
+    if (list->n == LIST_MAX) stop(EXIT_USAGE, "%s: more than %d values", name, LIST_MAX);
     list->values[list->n++] = n;
 }
 
@@ -123,7 +122,7 @@ static const char *parse_range(struct list *list, const char *name, const char *
         op = *end;
         step = parse_number(name, end + 1, &end, op == '*' ? 2 : 1);
     }
-    if (op == '*' && first == 0) stop(EXIT_USAGE, "-%s: a factor goes nowhere from 0", name);
+    if (op == '*' && first == 0) stop(EXIT_USAGE, "%s: a factor goes nowhere from 0", name);
     for (long long n = first; n <= last; n = op == '*' ? n * step : n + step)
         list_add(list, name, (int)n);
     return end;
@@ -134,43 +133,43 @@ static void parse_list(struct list *list, const char *name, const char *text, in
     for (;;) {
         text = parse_range(list, name, text, least);
         if (!*text) return;
-        if (*text++ != ',') stop(EXIT_USAGE, "-%s: '%s' is not a list of numbers", name, text - 1);
+        if (*text++ != ',') stop(EXIT_USAGE, "%s: '%s' is not a list of numbers", name, text - 1);
     }
 }
 
 /* Whether the word after --ops is its list; it may be the plan. */
 static bool is_list(const char *word) { return *word && !word[strspn(word, "0123456789,-+*")]; }
 
-static void parse_pair(struct bench *b, const char *text) {
+static void parse_pair(struct bench *b, const char *name, const char *text) {
     char *end;
-    if (b->n_pairs == LIST_MAX) stop(EXIT_USAGE, "more than %d times -pg", LIST_MAX);
+    if (b->n_pairs == LIST_MAX) stop(EXIT_USAGE, "more than %d times %s", LIST_MAX, name);
     struct test *t = &b->pairs[b->n_pairs++];
-    t->n_prompt = parse_number("pg", text, &end, 1);
-    if (*end != ',') stop(EXIT_USAGE, "-pg takes two numbers, such as 512,128");
-    t->n_gen = parse_number("pg", end + 1, &end, 1);
-    if (*end) stop(EXIT_USAGE, "-pg takes two numbers, such as 512,128");
+    t->n_prompt = parse_number(name, text, &end, 1);
+    if (*end != ',') stop(EXIT_USAGE, "%s takes two numbers, such as 512,128", name);
+    t->n_gen = parse_number(name, end + 1, &end, 1);
+    if (*end) stop(EXIT_USAGE, "%s takes two numbers, such as 512,128", name);
 }
 
-static void apply(struct bench *b, int id, const char *value) {
+static void apply(struct bench *b, int id, const char *name, const char *value) {
     static const char *const formats[] = {"md", "json", "jsonl", "csv"};
     char *end;
     switch (id) {
     case 'm': b->plan_path = value; break;
-    case 'p': parse_list(&b->prompts, "p", value, 0); break;
-    case 'n': parse_list(&b->gens, "n", value, 0); break;
-    case 'd': parse_list(&b->depths, "d", value, 0); break;
-    case 't': parse_list(&b->threads, "t", value, 1); break;
-    case 'g': parse_pair(b, value); break;
+    case 'p': parse_list(&b->prompts, name, value, 0); break;
+    case 'n': parse_list(&b->gens, name, value, 0); break;
+    case 'd': parse_list(&b->depths, name, value, 0); break;
+    case 't': parse_list(&b->threads, name, value, 1); break;
+    case 'g': parse_pair(b, name, value); break;
     case 'r':
-        b->repetitions = parse_number("r", value, &end, 1);
+        b->repetitions = parse_number(name, value, &end, 1);
         if (*end || b->repetitions > REPETITIONS_MAX)
-            stop(EXIT_USAGE, "-r: 1 to %d", REPETITIONS_MAX);
+            stop(EXIT_USAGE, "%s: 1 to %d", name, REPETITIONS_MAX);
         break;
     case 'o':
         for (size_t i = 0; i < 4; i++)
             if (strcmp(value, formats[i]) == 0) b->format = formats[i];
         if (strcmp(value, b->format) != 0)
-            stop(EXIT_USAGE, "-o '%s': md, json, jsonl or csv", value);
+            stop(EXIT_USAGE, "%s '%s': md, json, jsonl or csv", name, value);
         break;
     case 'D':
         b->device = value;
@@ -210,10 +209,11 @@ static void parse(struct bench *b, int argc, char **argv) {
                         .gens = {{128}, 1},
                         .depths = {{0}, 1},
                         .repetitions = 5};
-    for (int id, at; (id = args_next(argc, argv, options, &at)) != -1;) {
-        apply(b, id, optarg);
+    char name[ARGS_NAME_BYTES];
+    for (int id; (id = args_next(argc, argv, options, name)) != -1;) {
+        apply(b, id, name, optarg);
         bool has_list = id == 'O' && optind < argc && is_list(argv[optind]);
-        if (has_list) parse_list(&b->ops_phases, "-ops", argv[optind++], 1);
+        if (has_list) parse_list(&b->ops_phases, name, argv[optind++], 1);
     }
     if (optind < argc && !b->plan_path) b->plan_path = argv[optind++];
     if (optind < argc) stop(EXIT_USAGE, "unexpected argument '%s'", argv[optind]);
@@ -223,28 +223,24 @@ static void parse(struct bench *b, int argc, char **argv) {
 /* ---- the machine ---- */
 
 /* Larger than most caches, and never more than a quarter of what is free. */
-static double measure_peak(unsigned threads, size_t *bytes) {
+static double measure_peak(unsigned threads, size_t *bytes, bool *unsteady) {
     uint64_t most = measure_memory_free() / 4;
     *bytes = most && most < (1u << 30) ? (size_t)most : (size_t)1 << 30;
-    return measure_read_gbps(threads, *bytes, 0.5);
-}
-
-static unsigned default_threads(void) {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) ? 1 : (unsigned)CPU_COUNT(&set);
+    return measure_read_gbps(threads, *bytes, 0.5, unsteady);
 }
 
 static void show_peak(const struct bench *b) {
-    struct list one = {{(int)default_threads()}, 1};
+    struct list one = {{(int)measure_cores()}, 1};
     const struct list *threads = b->threads.n ? &b->threads : &one;
     printf("%s\n", measure_cpu_name());
     for (size_t i = 0; i < threads->n; i++) {
         unsigned n = (unsigned)threads->values[i];
         size_t bytes;
         const char *isa;
-        double gbps = measure_peak(n, &bytes), gmacs = measure_gmacs(n, 0.5, &isa);
-        printf("%u threads: %.2f GB/s read from %.0f MiB, %.1f fp32 GMAC/s (%s)\n", n, gbps,
-               (double)bytes / 0x1p20, gmacs, isa);
+        bool unsteady;
+        double gbps = measure_peak(n, &bytes, &unsteady), gmacs = measure_gmacs(n, 0.5, &isa);
+        printf("%u threads: %.2f GB/s read from %.0f MiB, %.1f fp32 GMAC/s (%s)%s\n", n, gbps,
+               (double)bytes / 0x1p20, gmacs, isa, unsteady ? "; the machine is busy, these numbers are unsteady" : "");
         for (enum measure_dots d = 0; d < MEASURE_DOTS_COUNT; d++)
             if ((gmacs = measure_dots_gmacs(d, n, 0.2)) > 0) printf("%u threads: %.1f GMAC/s of integers (%s)\n", n, gmacs, measure_dots_name(d));
     }
@@ -262,8 +258,11 @@ static void open_plan(struct bench *b, int threads) {
     b->info = jllm_plan_info(b->plan);
     b->session = jllm_session_new(b->plan, &e);
     if (!b->session) stop_error(&e);
+    unsigned cores = measure_cores();    /* more threads than that read no faster */
+    bool unsteady = false;
     b->peak_gbps = *b->info->device_name ? b->info->peak_gbps
-                                         : measure_peak(b->info->n_threads, &bytes);
+                                         : measure_peak(b->info->n_threads < cores ? b->info->n_threads : cores, &bytes, &unsteady);
+    if (unsteady) fputs("warning: the machine is busy, the numbers below are unsteady\n", stderr);
     memset(b->dots_gmacs, 0, sizeof b->dots_gmacs);
     b->ids = need(realloc(b->ids, b->info->ctx_max * sizeof *b->ids));
     for (uint32_t i = 0; i < b->info->ctx_max; i++)
@@ -555,11 +554,8 @@ static void check_context(const struct bench *b, const struct test *tests, size_
     for (size_t i = 0; i < n; i++) {
         long long tokens = (long long)tests[i].n_depth + tests[i].n_prompt + tests[i].n_gen;
         if (tokens > b->info->ctx_max)
-            stop(EXIT_BAD_INPUT,
-                 "a test needs %lld tokens, the plan's context holds %u; for more: jllmc compile "
-                 "MODEL.gguf --set "
-                 "memory.ctx_max=%lld",
-                 tokens, b->info->ctx_max, tokens);
+            stop(EXIT_BAD_INPUT, "a test needs %lld tokens, the plan's context holds %u; %s", tokens, b->info->ctx_max,
+                 args_more_context(b->info->ctx_max, b->info->ctx_train, (unsigned long long)tokens));
     }
 }
 
@@ -686,8 +682,8 @@ static void check_depth(const struct bench *b, const struct plan_phase *p, size_
     }
     long long needed = (long long)b->depths.values[0] + tokens;
     if (!n_wanted || needed > b->info->ctx_max)
-        stop(EXIT_BAD_INPUT, "a pass of %u tokens after %d needs %lld, the plan's context holds %u; for more: jllmc compile MODEL.gguf --set "
-             "memory.ctx_max=%lld", tokens, b->depths.values[0], needed, b->info->ctx_max, needed);
+        stop(EXIT_BAD_INPUT, "a pass of %u tokens after %d needs %lld, the plan's context holds %u; %s", tokens, b->depths.values[0], needed,
+             b->info->ctx_max, args_more_context(b->info->ctx_max, b->info->ctx_train, (unsigned long long)needed));
 }
 
 static void check_ops(const struct bench *b, const struct plan_phase *p, size_t n) {
@@ -740,6 +736,7 @@ static void write_profile(struct bench *b) {
     struct jllm_error first = e;
     if (!profile_close(f, ok, &e) && ok) stop_error(&e);
     if (!ok) stop_error(&first);
+    fprintf(stderr, "the profile is in %s: jllmc profile ops reads it\n", b->profile_path);
 }
 
 int main(int argc, char **argv) {

@@ -2,6 +2,7 @@
 #ifndef MEASURE_H
 #define MEASURE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -10,9 +11,13 @@ uint64_t
 measure_memory_peak(void); /* VmHWM: most bytes that were resident at once; 0 when unknown */
 uint64_t measure_memory_free(void);    /* MemAvailable in bytes; 0 when unknown */
 
+unsigned measure_cores(void);          /* that this process may use */
+size_t measure_private_cache(void);    /* bytes of a core's own caches; an estimate where the system does not say */
+
 /* Bandwidth of n_threads reading `bytes` of memory over and over, in GB/s; measured for about
- * `seconds`. 0 when there is no memory for it. What fits a cache measures the cache. */
-double measure_read_gbps(unsigned n_threads, size_t bytes, double seconds);
+ * `seconds`. 0 when there is no memory for it. What fits a cache measures the cache. *unsteady (may be NULL): rounds took
+ * half as long again as the best one or more, on average, so that something else was busy. */
+double measure_read_gbps(unsigned n_threads, size_t bytes, double seconds, bool *unsteady);
 
 /* fp32 multiply-adds of n_threads in registers with the widest instructions of this CPU, in
  * 10^9 per second; *isa names the instructions. */

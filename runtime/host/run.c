@@ -76,17 +76,18 @@ static void open_plan(struct run *r) {
     struct jllm_options options = {.n_threads = r->args.threads, .verify = r->args.verify,
                                    .device = r->args.device,
                                    .single_launches = r->args.single_launches};
+    /* Words need no machine that can run the model. */
+    options.no_device = (r->args.mode == ARGS_TOKENIZE || r->args.mode == ARGS_DETOKENIZE) && !r->args.perf_map;
     r->plan = jllm_open(r->args.plan, &options, &e);
     if (!r->plan) stop_error(&e);
     if (r->args.perf_map && !perf_map_write(r->plan, &e)) stop_error(&e);
     r->info = jllm_plan_info(r->plan);
     r->ctx = r->args.ctx ? (size_t)r->args.ctx : r->info->ctx_max;
+    if (r->args.single_launches && strcmp(r->info->device, "cpu") == 0)
+        stop(EXIT_USAGE, "--single-launches is for CUDA plans: on a CPU there is nothing to wait for");
     if (r->ctx <= r->info->ctx_max) return;
-    fprintf(stderr,
-            "error: -c %zu: the plan's context holds %u tokens; for more: jllmc compile MODEL.gguf "
-            "--set "
-            "memory.ctx_max=%zu\n",
-            r->ctx, r->info->ctx_max, r->ctx);
+    fprintf(stderr, "error: -c %zu: the plan's context holds %u tokens; %s\n", r->ctx, r->info->ctx_max,
+            args_more_context(r->info->ctx_max, r->info->ctx_train, r->ctx));
     exit(EXIT_USAGE);
 }
 
@@ -148,14 +149,22 @@ static void encode_chat(struct run *r, struct jllm_error *e) {
     tokenizer_ids_free(&ids);
 }
 
+/* Raw text is its writer's own, special tokens included. */
+static void encode_raw(struct run *r, const char *text, size_t bytes, struct tokenizer_ids *ids) {
+    struct jllm_error e;
+    if (!(r->args.plain_text ? tokenizer_encode : tokenizer_encode_special)(r->tokenizer, text, bytes, ids, &e)) stop_error(&e);
+}
+
 static void encode_prompt(struct run *r) {
     struct jllm_error e;
     if (r->chatting) {
         encode_chat(r, &e);
     } else {
         add_bos(r);
-        if (!tokenizer_encode(r->tokenizer, r->args.prompt, strlen(r->args.prompt), &r->prompt, &e))
-            stop_error(&e);
+        size_t added = r->prompt.n;
+        encode_raw(r, r->args.prompt, strlen(r->args.prompt), &r->prompt);
+        if (added && r->prompt.n > added && r->prompt.ids[added] == r->prompt.ids[0])
+            fputs("warning: the prompt begins with the token that is put in front of every prompt: it is there twice\n", stderr);
     }
 }
 
@@ -183,11 +192,8 @@ static void parse_tokens(struct run *r) {
 static void say_remedy(const struct run *r, size_t n) {
     if (n <= r->info->ctx_max)
         fprintf(stderr, "-c allows %zu tokens of the plan's %u\n", r->ctx, r->info->ctx_max);
-    else if (r->info->ctx_max == r->info->ctx_train)
-        fprintf(stderr, "that is all that the model was trained for\n");
     else
-        fprintf(stderr, "for more: jllmc compile MODEL.gguf --set memory.ctx_max=%zu\n",
-                (n + 1023) / 1024 * 1024);
+        fprintf(stderr, "%s\n", args_more_context(r->info->ctx_max, r->info->ctx_train, (n + 1023) / 1024 * 1024));
 }
 
 static void check_prompt(const struct run *r) {
@@ -332,25 +338,37 @@ static void show_rate(const char *name, double seconds, uint64_t n, const char *
     fputc('\n', stderr);
 }
 
-/* Decoding reads every weight once a token, so that the memory's speed is its limit. */
-/* Gives the memory's speed, 0 when it is not known. */
+/* Of a CPU, whose memory says nothing of itself. More threads than cores read no faster. */
+static unsigned reading_threads(const struct run *r) {
+    unsigned cores = measure_cores();
+    return r->info->n_threads < cores ? r->info->n_threads : cores;
+}
+
+/* Decoding reads every weight once a token, so that its limit is how fast as much can be read, from memory or from the cache
+ * that it fits; 0 where a core's share fits the core's own, as then something else is the limit. */
+static double measure_limit(const struct run *r, size_t *bytes, bool *unsteady) {
+    size_t threads = reading_threads(r), own = 4 * measure_private_cache() * threads, most = (size_t)256 << 20;
+    uint64_t spare = measure_memory_free() / 4;
+    if (most < own) most = own;
+    if (spare && most > spare) most = (size_t)spare;
+    *bytes = r->info->weights_bytes < most ? (size_t)r->info->weights_bytes : most;
+    return 2 * *bytes < own ? 0 : measure_read_gbps((unsigned)threads, *bytes, 0.05, unsteady);
+}
+
+/* Gives the limit; 0: it is not known, or decoding was faster than what had been measured. */
 static double show_bandwidth(const struct run *r, uint64_t decode_bytes, double seconds) {
-    size_t bytes =
-        r->info->weights_bytes < (64u << 20) ? (size_t)r->info->weights_bytes : 64u << 20;
     double gbps = 1e-9 * (double)decode_bytes / seconds, peak = r->info->peak_gbps;
-    bool known = peak > 0;
-    if (!*r->info->device_name) peak = measure_read_gbps(r->info->n_threads, bytes, 0.05);
+    bool gpu = *r->info->device_name, unsteady = false;
+    size_t bytes = 0;
+    char of[80] = "";
+    if (gpu) snprintf(of, sizeof of, "of %.60s", r->info->device_name);
+    else if ((peak = measure_limit(r, &bytes, &unsteady)) > 0)
+        snprintf(of, sizeof of, "that %u threads read from %.0f MiB", reading_threads(r), (double)bytes / 0x1p20);
     fprintf(stderr, "%16s      = %10.2f GB/s of weights", "bandwidth", gbps);
-    if (peak > 0 && gbps > peak)
-        fprintf(stderr, ", more than the %.1f GB/s of memory: weights come from a cache", peak);
-    else if (known)
-        fprintf(stderr, ", %.0f %% of the %.1f GB/s of %s", 100 * gbps / peak, peak,
-                r->info->device_name);
-    else if (peak > 0)
-        fprintf(stderr, ", %.0f %% of the %.1f GB/s that %u threads read from %.0f MiB",
-                100 * gbps / peak, peak, r->info->n_threads, (double)bytes / 0x1p20);
-    fputc('\n', stderr);
-    return peak;
+    if (peak > 0 && gbps > peak) fprintf(stderr, ", more than the %.1f GB/s %s", peak, of);
+    else if (peak > 0) fprintf(stderr, ", %.0f %% of the %.1f GB/s %s", 100 * gbps / peak, peak, of);
+    fputs(unsteady ? "; the machine is busy, these numbers are unsteady\n" : "\n", stderr);
+    return gbps > peak ? 0 : peak;
 }
 
 /* The rate beside the plan's floor and what its spec led to expect. The floor is worked out for the memory that is here
@@ -366,8 +384,9 @@ static void show_audit(const struct run *r, uint64_t steps, double seconds, doub
     double expected_ns = f.decode_ns + positions * f.position_ns, floor_ns = f.decode_floor_ns + positions * f.position_floor_ns;
     if (peak > 0 && spec_gbps > 0) floor_ns *= spec_gbps / peak;
     fprintf(stderr, "%16s      = %10.2f tokens per second", "audit", rate);
-    if (f.decode_floor_ns > 0) fprintf(stderr, " = %.0f %% of this plan's floor here (%.4g)", 1e-7 * rate * floor_ns, 1e9 / floor_ns);
-    if (expected_ns > 0) fprintf(stderr, "%s %.0f %% of the %.4g expected", f.decode_floor_ns > 0 ? "," : " =", 1e-7 * rate * expected_ns, 1e9 / expected_ns);
+    bool known = f.decode_floor_ns > 0 && (peak > 0 || spec_gbps <= 0);
+    if (known) fprintf(stderr, " = %.0f %% of this plan's floor here (%.4g)", 1e-7 * rate * floor_ns, 1e9 / floor_ns);
+    if (expected_ns > 0) fprintf(stderr, "%s %.0f %% of the %.4g expected", known ? "," : " =", 1e-7 * rate * expected_ns, 1e9 / expected_ns);
     say(stderr, " on %s", r->info->spec_name);
     if (1e-9 * rate * expected_ns < 0.9 && peak > 0 && peak < 0.9 * spec_gbps)
         fprintf(stderr, "; memory moves %.1f GB/s here and %.1f by the spec", peak, spec_gbps);
@@ -385,7 +404,7 @@ static void show_timings(struct run *r) {
     fprintf(stderr, "%16s time = %10.2f ms / %5llu tokens\n", "total",
             1e3 * (r->finished - r->start), (unsigned long long)(r->prompt.n + steps));
     if (steps) show_audit(r, steps, decoding, show_bandwidth(r, now.weight_bytes - r->stats_prefilled.weight_bytes, decoding));
-    fprintf(stderr, "%16s      = %10.2f MiB at most, %.2f MiB of it the mapped plan\n", "memory",
+    fprintf(stderr, "%16s      = %10.2f MiB at most, with what was read of the plan's %.2f MiB\n", "memory",
             (double)memory / 0x1p20, (double)r->info->plan_bytes / 0x1p20);
     fprintf(
         stderr, "%16s      = %016llx\n", "logits hash",
@@ -410,7 +429,7 @@ static void open_profile(struct run *r) {
     const char *path = r->args.profile_path;
     if (!path && !r->args.verbose) return;
     if (path && !*r->info->device_name) {
-        machine.gbps = measure_read_gbps(r->info->n_threads, (size_t)1 << 28, 0.2);
+        machine.gbps = measure_read_gbps(reading_threads(r), (size_t)1 << 28, 0.2, NULL);
         machine.gflops = 2 * measure_gmacs(r->info->n_threads, 0.2, &isa);
     }
     profile = profile_open(path, "jllm-run", r->plan, r->args.plan, path ? PROFILE_REPETITIONS : TABLE_REPETITIONS, &machine, &e);
@@ -457,6 +476,7 @@ static void write_profile(struct run *r) {
     struct profile *done = profile;
     profile = NULL;
     if (!profile_close(done, true, &e)) stop_error(&e);
+    if (r->args.profile_path) fprintf(stderr, "the profile is in %s: jllmc profile ops reads it\n", r->args.profile_path);
 }
 
 static int run_generate(struct run *r) {
@@ -535,12 +555,11 @@ static char *need_copy(const char *text, size_t *bytes) {
 }
 
 static int run_tokenize(struct run *r) {
-    struct jllm_error e;
     struct tokenizer_ids ids = {0};
     size_t bytes;
     open_tokenizer(r);
     char *text = r->args.prompt ? need_copy(r->args.prompt, &bytes) : read_stdin(&bytes);
-    if (!tokenizer_encode(r->tokenizer, text, bytes, &ids, &e)) stop_error(&e);
+    encode_raw(r, text, bytes, &ids);
     json_t *list = json_array();
     for (size_t i = 0; i < ids.n; i++) json_array_append_new(list, json_integer(ids.ids[i]));
     char *json = json_dumps(list, 0);

@@ -45,16 +45,16 @@ enum { MATCH_STEPS_MAX = 1 << 30 };
  * many bytes it has, as a symbol need not be a token. TOKENIZER_NONE: merged into its left neighbour. */
 struct symbol { uint32_t id; int32_t prev, next; };
 struct pair { uint32_t rank; int32_t at; uint32_t left, right, id; };
-/* A user-defined token; shorter: the longest of the others that its text begins with. */
-struct user_token { const uint8_t *p; size_t bytes; uint32_t id; const struct user_token *shorter; };
+/* A token that is recognised in text; shorter: the longest of the others that its text begins with. */
+struct mark { const uint8_t *p; size_t bytes; uint32_t id; bool special; const struct mark *shorter; };
 
 struct tokenizer {
     const struct tokenizer_header *h;
     const uint32_t *text_first, *merge_first, *words, *slots, *rank, *user, *stops;
     const struct tokenizer_merge *merges;
     const uint8_t *type, *text;
-    struct user_token *by_text;  /* [n_user], sorted */
-    uint32_t user_first[257];    /* in by_text, by first byte */
+    struct mark *marks;          /* user-defined and special tokens, sorted by text */
+    uint32_t mark_first[257];    /* in marks, by first byte */
     pcre2_code *pattern;
     pcre2_match_data *match;
     pcre2_match_context *limits;
@@ -188,8 +188,7 @@ static bool check_texts(struct tokenizer *t) {
     return true;
 }
 
-/* Also fills user_first. */
-static bool check_user(struct tokenizer *t) {
+static bool check_user(const struct tokenizer *t) {
     int last = 0;
     for (uint32_t i = 0; i < t->h->n_user; i++) {
         uint32_t id = t->user[i];
@@ -198,9 +197,8 @@ static bool check_user(struct tokenizer *t) {
             return false;
         int byte = t->text[t->text_first[id]];
         if (byte < last) return false;
-        while (last < byte) t->user_first[++last] = i;
+        last = byte;
     }
-    while (last < 256) t->user_first[++last] = t->h->n_user;
     return true;
 }
 
@@ -224,33 +222,46 @@ static int compare_texts(const uint8_t *a, size_t n, const uint8_t *b, size_t m)
     return order ? order : (n > m) - (n < m);
 }
 
-static int user_order(const void *pa, const void *pb) {
-    const struct user_token *a = pa, *b = pb;
+static int mark_order(const void *pa, const void *pb) {
+    const struct mark *a = pa, *b = pb;
     return compare_texts(a->p, a->bytes, b->p, b->bytes);
 }
 
-static size_t common_bytes(const struct user_token *a, const uint8_t *p, size_t n) {
+static size_t common_bytes(const struct mark *a, const uint8_t *p, size_t n) {
     size_t same = 0;
     while (same < n && same < a->bytes && a->p[same] == p[same]) same++;
     return same;
 }
 
-/* A vocabulary may have any number of user-defined tokens, so not all of them are looked at for each byte of a text. */
-static bool index_user(struct tokenizer *t, struct jllm_error *e) {
-    const struct user_token *open = NULL;
-    t->by_text = calloc(t->h->n_user + 1u, sizeof *t->by_text);
-    if (!t->by_text) return fail(e, JLLM_ENVIRONMENT, "out of memory");
-    for (uint32_t i = 0; i < t->h->n_user; i++) {
-        const uint32_t *first = &t->text_first[t->user[i]];
-        t->by_text[i] = (struct user_token){t->text + first[0], first[1] - first[0], t->user[i], NULL};
+static bool is_special(const struct tokenizer *t, uint32_t id) {
+    return (t->type[id] == TOKENIZER_CONTROL || t->type[id] == TOKENIZER_UNKNOWN) && t->text_first[id] < t->text_first[id + 1];
+}
+
+static struct mark make_mark(const struct tokenizer *t, uint32_t id) {
+    const uint32_t *first = &t->text_first[id];
+    return (struct mark){t->text + first[0], first[1] - first[0], id, is_special(t, id), NULL};
+}
+
+/* A vocabulary may have any number of such tokens, so not all of them are looked at for each byte of a text. */
+static bool index_marks(struct tokenizer *t, struct jllm_error *e) {
+    const struct mark *open = NULL;
+    uint32_t n = t->h->n_user, byte = 0;
+    for (uint32_t id = 0; id < t->h->n_vocab; id++) n += is_special(t, id);
+    t->marks = calloc(n + 1u, sizeof *t->marks);
+    if (!t->marks) return fail(e, JLLM_ENVIRONMENT, "out of memory");
+    for (uint32_t i = 0; i < t->h->n_user; i++) t->marks[i] = make_mark(t, t->user[i]);
+    n = t->h->n_user;
+    for (uint32_t id = 0; id < t->h->n_vocab; id++)
+        if (is_special(t, id)) t->marks[n++] = make_mark(t, id);
+    qsort(t->marks, n, sizeof *t->marks, mark_order);
+    for (uint32_t i = 0; i < n; i++) {
+        struct mark *m = &t->marks[i];
+        while (open && common_bytes(open, m->p, m->bytes) < open->bytes) open = open->shorter;
+        m->shorter = open;
+        open = m;
+        while (byte < m->p[0]) t->mark_first[++byte] = i;
     }
-    qsort(t->by_text, t->h->n_user, sizeof *t->by_text, user_order);
-    for (uint32_t i = 0; i < t->h->n_user; i++) {
-        struct user_token *u = &t->by_text[i];
-        while (open && common_bytes(open, u->p, u->bytes) < open->bytes) open = open->shorter;
-        u->shorter = open;
-        open = u;
-    }
+    while (byte < 256) t->mark_first[++byte] = n;
     return true;
 }
 
@@ -287,7 +298,7 @@ struct tokenizer *tokenizer_open(const void *section, size_t bytes, struct jllm_
     }
     t->h = section;
     if (check_header(t->h, bytes, e) && bind_arrays(t, bytes, e) && check_contents(t, e) &&
-        index_user(t, e) && compile_pattern(t, e))
+        index_marks(t, e) && compile_pattern(t, e))
         return t;
     tokenizer_close(t);
     return NULL;
@@ -298,7 +309,7 @@ void tokenizer_close(struct tokenizer *t) {
     pcre2_code_free(t->pattern);
     pcre2_match_data_free(t->match);
     pcre2_match_context_free(t->limits);
-    free(t->by_text);
+    free(t->marks);
     free(t->symbols);
     free(t->chars);
     free(t->heap);
@@ -554,38 +565,45 @@ static bool encode_stretch(struct tokenizer *t, const uint8_t *p, size_t n,
     return true;
 }
 
-/* The longest user-defined token that the text starts with, or NULL: it is the last that does not come after the text, or
- * what that begins with. */
-static const struct user_token *find_user(const struct tokenizer *t, const uint8_t *p, size_t n) {
-    uint32_t first = t->user_first[p[0]], low = first, high = t->user_first[p[0] + 1];
+/* The longest token of those to recognise that the text starts with, or NULL: it is the last that does not come after the text,
+ * or what that begins with. */
+static const struct mark *find_mark(const struct tokenizer *t, const uint8_t *p, size_t n, bool special) {
+    uint32_t first = t->mark_first[p[0]], low = first, high = t->mark_first[p[0] + 1];
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        const struct user_token *u = &t->by_text[middle];
-        if (compare_texts(u->p, u->bytes, p, n) <= 0) low = middle + 1;
+        const struct mark *m = &t->marks[middle];
+        if (compare_texts(m->p, m->bytes, p, n) <= 0) low = middle + 1;
         else high = middle;
     }
-    const struct user_token *u = low > first ? &t->by_text[low - 1] : NULL;
-    for (size_t same = u ? common_bytes(u, p, n) : 0; u && u->bytes > same;) u = u->shorter;
-    return u;
+    const struct mark *m = low > first ? &t->marks[low - 1] : NULL;
+    for (size_t same = m ? common_bytes(m, p, n) : 0; m && (m->bytes > same || (m->special && !special));) m = m->shorter;
+    return m;
 }
 
-bool tokenizer_encode(struct tokenizer *t, const char *text, size_t bytes,
-                      struct tokenizer_ids *out, struct jllm_error *e) {
+static bool encode(struct tokenizer *t, const char *text, size_t bytes, bool special, struct tokenizer_ids *out, struct jllm_error *e) {
     if (!bytes) return true;   /* text may be NULL */
     if (bytes >= INT32_MAX) return fail(e, JLLM_BAD_USE, "the text is longer than 2 GiB");
     const uint8_t *p = (const uint8_t *)text;
     size_t from = 0;
     for (size_t at = 0; at < bytes;) {
-        const struct user_token *user = find_user(t, p + at, bytes - at);
-        if (!user) {
+        const struct mark *m = find_mark(t, p + at, bytes - at, special);
+        if (!m) {
             at++;
             continue;
         }
         if (!encode_stretch(t, p + from, at - from, out, e)) return false;
-        tokenizer_ids_add(out, (int32_t)user->id);
-        from = at += user->bytes;
+        tokenizer_ids_add(out, (int32_t)m->id);
+        from = at += m->bytes;
     }
     return encode_stretch(t, p + from, bytes - from, out, e);
+}
+
+bool tokenizer_encode(struct tokenizer *t, const char *text, size_t bytes, struct tokenizer_ids *out, struct jllm_error *e) {
+    return encode(t, text, bytes, false, out, e);
+}
+
+bool tokenizer_encode_special(struct tokenizer *t, const char *text, size_t bytes, struct tokenizer_ids *out, struct jllm_error *e) {
+    return encode(t, text, bytes, true, out, e);
 }
 
 /* ---- back to text ---- */

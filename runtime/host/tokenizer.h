@@ -48,7 +48,7 @@ enum tokenizer_flag {
     TOKENIZER_NFC = 1,          /* text is normalised to NFC first */
     TOKENIZER_ADD_BOS = 2,      /* a raw prompt starts with bos */
     TOKENIZER_WHOLE_WORDS = 4,  /* a piece that is a whole token is taken as it is */
-    TOKENIZER_SPACE_PREFIX = 8, /* SPM: text gets a blank in front, at its start and after a user-defined token */
+    TOKENIZER_SPACE_PREFIX = 8, /* SPM: text gets a blank in front, at its start and after a token recognised in it */
     TOKENIZER_FLAGS_ALL = 15
 };
 enum tokenizer_type { /* GGUF's numbers */
@@ -94,6 +94,10 @@ const struct tokenizer_header *tokenizer_facts(const struct tokenizer *t);
  * one for each). Time is O(n log n). False only when the pattern matcher gives up: *e says so. */
 bool tokenizer_encode(struct tokenizer *t, const char *text, size_t bytes,
                       struct tokenizer_ids *out, struct jllm_error *e);
+/* The same with control tokens, and those for unknown text, recognised by their names: for text that its writer means so, never
+ * for what came from somebody else. */
+bool tokenizer_encode_special(struct tokenizer *t, const char *text, size_t bytes,
+                              struct tokenizer_ids *out, struct jllm_error *e);
 
 /* The bytes of a token as they stand in the vocabulary; NULL for an id outside it. */
 const char *tokenizer_text(const struct tokenizer *t, int32_t id, size_t *bytes);
