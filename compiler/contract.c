@@ -727,6 +727,14 @@ static void place_pieces(struct program *p) {
     }
 }
 
+void contract_note_context(const struct program *p, struct diag *d) {
+    const struct spec_value *v = spec_get(p->spec, "memory.ctx_max");
+    if (p->ctx_max >= v->integer || !strcmp(v->place.file, "specs/defaults.lua")) return;
+    const char *line = v->place.line ? ":" : "";
+    diag_note(d, "%s%s%.0u: memory.ctx_max = %lld is more than the model was trained for: the context is %u tokens", v->place.file, line,
+              v->place.line, (long long)v->integer, p->ctx_max);
+}
+
 bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g,
                     struct arena *a, struct diag *d) {
     return contract_lower_one(p, m, s, g, NULL, a, d);
@@ -738,8 +746,6 @@ bool contract_lower_one(struct program *p, const struct model *m, const struct s
     *p = (struct program){.model = m, .spec = s, .graph = g};
     p->phases = arena_array(a, g->n_phases, sizeof *p->phases);
     p->ctx_max = (uint32_t)(m->ctx_train && m->ctx_train < ctx ? m->ctx_train : ctx);
-    if (p->ctx_max < ctx && !strcmp(spec_get(s, "memory.ctx_max")->place.file, "--set"))
-        diag_warning(d, "context", NULL, "memory.ctx_max is %u, what the model was trained for, not %u", p->ctx_max, (unsigned)ctx);
     struct lowering lo = {.p = p, .a = a, .d = d, .kv = spec_get(s, "memory.kv")->string, .rope_piece = {-1, -1},
                           .only = template_name, .max_tokens = largest_bucket(g)};
     p->cache_units = !strcmp(spec_get(s, "target.device")->string, "cpu");

@@ -155,6 +155,8 @@ struct program {
 
 /* Load the contract of spec's device, lower every op of the graph, choose parameters, write kernel sources. p->spec then holds
  * tuned choices as entries (tuned.h). */
+/* A note where a context that somebody asked for is cut to what the model was trained for. */
+void contract_note_context(const struct program *p, struct diag *d);
 bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, struct arena *a, struct diag *d);
 /* The same, with sources of kernels of one template alone. */
 bool contract_lower_one(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, const char *template_name,

@@ -6,6 +6,7 @@
 #include "diag.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,6 +86,11 @@ void diag_error(struct diag *d, const char *code, const char *place, const char 
     va_start(args, format);
     report(d, "error", code, place, format, args);
     va_end(args);
+}
+
+void diag_unreadable(struct diag *d, const char *code, const char *place, const char *what) {
+    diag_error(d, code, place, "cannot open %s: %s", what, errno == ENODEV ? "it is not a regular file" : strerror(errno));
+    d->environment = true;
 }
 
 void diag_warning(struct diag *d, const char *code, const char *place, const char *format, ...) {

@@ -19,6 +19,7 @@ struct diag {
     FILE *out;         /* stderr; a memory stream in tests */
     unsigned errors, warnings;
     unsigned errors_max;  /* 0: 20; further errors are counted, not shown */
+    bool environment;  /* an error was the machine's (a file that it does not have), not the input's: exit code 3 */
 };
 
 /* place: "model.gguf+0x1f40", "model.gguf", "specs/x.lua:14:19", or NULL; code: "gguf-truncated". */
@@ -26,6 +27,8 @@ void diag_error(struct diag *d, const char *code, const char *place, const char 
     __attribute__((format(printf, 4, 5)));
 void diag_warning(struct diag *d, const char *code, const char *place, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
+/* The error "cannot open WHAT" with what errno says, which is the environment's. */
+void diag_unreadable(struct diag *d, const char *code, const char *place, const char *what);
 void diag_note(struct diag *d, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* One line that counts the errors which were not shown, if any; call once, at the end. */
 void diag_finish(struct diag *d);

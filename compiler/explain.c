@@ -27,7 +27,7 @@ static json_t *subject_part(const struct sheet *s) {
     const struct { const char *name; double value; } rates[] = {
         {"dram_gbps", r->dram_gbps}, {"dram_share", r->dram_share}, {"cache_share", r->cache_share}, {"peak_gflops", r->peak_gflops},
         {"gflops", r->gflops}, {"gweights", r->gweights}, {"barrier_us", r->barrier_us}, {"barrier_token_us", r->barrier_token_us}};
-    for (size_t i = 0; i < COUNT(rates); i++) report_set(o, rates[i].name, report_real(rates[i].value));
+    for (size_t i = 0; i < COUNT(rates); i++) report_set(o, rates[i].name, report_stated(rates[i].value));
     return o;
 }
 
@@ -257,6 +257,7 @@ static int explain_model(const struct explainer *e, const char *path) {
     if (!spec_load(&spec, e->o->spec ? e->o->spec : "cpu", e->o->sets, e->o->n_sets, e->a, e->d)) return 1;
     if (!gguf_open_header(&g, path, e->a, e->d)) return 1;
     if (lower_model(&l, &g, &spec, e->a, e->d)) {
+        contract_note_context(&l.program, e->d);
         sheet_of_program(&s, &l.program, &l.forecast, e->a);
         rc = print_sheet(e, &s, NULL);
     }

@@ -134,12 +134,12 @@ static json_t *target_part(const struct spec *s) {
     cost_rates(s, &r);
     report_set(o, "spec", report_text(s->file));
     report_set(o, "target", report_text(spec_get(s, "target.name")->string));
-    report_set(o, "memory_gib", report_real(spec_get(s, "target.memory_gib")->number));
+    report_set(o, "memory_gib", report_stated(spec_get(s, "target.memory_gib")->number));
     report_set(o, "reserve_mib", json_integer((json_int_t)spec_get(s, "memory.reserve_mib")->integer));
     const struct { const char *name; double value; } rates[] = {
         {"dram_gbps", r.dram_gbps}, {"dram_share", r.dram_share}, {"cache_share", r.cache_share}, {"gflops", r.gflops},
         {"gweights", r.gweights}, {"barrier_us", r.barrier_us}, {"barrier_token_us", r.barrier_token_us}, {"load_gbps", r.load_gbps}};
-    for (size_t i = 0; i < COUNT(rates); i++) report_set(o, rates[i].name, report_real(rates[i].value));
+    for (size_t i = 0; i < COUNT(rates); i++) report_set(o, rates[i].name, report_stated(rates[i].value));
     return o;
 }
 
@@ -149,6 +149,7 @@ int fit_print(const char *const *paths, unsigned n, const struct fit_options *o,
     if (!load_spec(&t, 0, &s, a, d) || !contract_check(&s, a, d)) return json_decref(t.rows), 1;
     bool ok = true;
     for (unsigned i = 0; i < n; i++) ok &= fit_file(&t, paths[i]);
+    if (!json_array_size(t.rows)) return json_decref(t.rows), 1;      /* a target alone is no answer */
     json_t *root = json_object();
     report_set(root, "target", target_part(&s));
     report_set(root, "fit", t.rows);

@@ -11,6 +11,7 @@
  * whole blocks in each row. Whether they make a model is model.c's question.
  */
 #include "gguf.h"
+#include "../runtime/plan.h"
 #include "quant.h"
 
 #include <assert.h>
@@ -66,14 +67,16 @@ struct reader {
 
 static uint64_t bytes_left(const struct reader *r) { return r->bytes - r->at; }
 
+/* Before what is true of any file that was cut: whoever took its first megabytes took too few. */
+static const char header_cut[] = "the header is not complete, more of the file is needed: ";
+
 static bool fail_truncated(struct reader *r, uint64_t more, const char *what) {
     uint64_t needed;
     r->truncated = true;
     if (!u64_add(r->at, more, &needed)) needed = UINT64_MAX;
     diag_error(r->d, "gguf-truncated", gguf_place(r->g, r->at),
-               "the file ends inside %s: it has %" PRIu64 " bytes, and at least %" PRIu64
-               " are needed",
-               what, r->bytes, needed);
+               "%sthe file ends inside %s: it has %" PRIu64 " bytes, and at least %" PRIu64 " are needed",
+               r->g->header_only ? header_cut : "", what, r->bytes, needed);
     return false;
 }
 
@@ -126,9 +129,9 @@ static bool check_count(struct reader *r, uint64_t n, uint64_t least_bytes, uint
         if (!u64_mul(n, least_bytes, &needed) || !u64_add(needed, r->at, &needed))
             needed = UINT64_MAX;
         diag_error(r->d, "gguf-truncated", r->g->path,
-                   "the header promises %" PRIu64 " %s, for which at least %" PRIu64
+                   "%sthe header promises %" PRIu64 " %s, for which at least %" PRIu64
                    " bytes are needed; the file has %" PRIu64,
-                   n, what, needed, r->bytes);
+                   r->g->header_only ? header_cut : "", n, what, needed, r->bytes);
         return false;
     }
     if (n > n_max) {
@@ -163,6 +166,9 @@ static bool fail_magic(struct reader *r) {
     if (what)
         diag_error(d, "gguf-text", r->g->path, "%s (the file has %" PRIu64 " bytes)", what,
                    r->bytes);
+    else if (r->bytes >= 4 && memcmp(r->data, PLAN_MAGIC, 4) == 0)
+        diag_error(d, "gguf-plan", r->g->path,
+                   "this is a plan of JLLM and not a GGUF model: jllm-run runs it, jllmc explain and inspect look into it");
     else if (r->bytes >= 4 && memcmp(r->data, "FUGG", 4) == 0)
         diag_error(d, "gguf-endian", r->g->path,
                    "the file is in the other byte order (big-endian), which is not taken");
@@ -475,8 +481,7 @@ bool gguf_parse(struct gguf *g, const char *path, const uint8_t *data, uint64_t 
 }
 
 static bool fail_open(const char *path, struct diag *d) {
-    const char *why = errno == ENODEV ? "it is not a regular file" : strerror(errno);
-    diag_error(d, "gguf-open", path, "cannot open the model: %s", why);
+    diag_unreadable(d, "gguf-open", path, "the model");
     return false;
 }
 

@@ -82,11 +82,29 @@ struct options {
     unsigned top;
 };
 
+static const char *command = "";     /* "compile ", once that is known */
+
+static bool begins_with(const char *text, const char *with) { return !strncmp(text, with, strlen(with)); }
+
+/* The part of a command, or (name "") all of it. Lines that are set in belong to the one before. */
+static void print_usage(const char *name) {
+    static const char next[] = "       jllmc ", rest[] = "Results go to ";
+    const char *head = "usage: ", *line = usage, *eol;
+    bool wanted = false;
+    for (; (eol = strchr(line, '\n')); line = eol + 1) {
+        bool synopsis = line == usage || begins_with(line, next);
+        if (synopsis || *line != ' ')
+            wanted = *line == '\n' || begins_with(line, rest) || begins_with(line + (synopsis ? strlen(next) : 0), name);
+        if (!wanted) continue;
+        if (synopsis) fputs(head, stdout), line += strlen(head), head = "       ";
+        fwrite(line, 1, (size_t)(eol + 1 - line), stdout);
+    }
+}
+
 static int usage_error(const char *format, const char *what) {
     fputs("error: ", stderr);
     fprintf(stderr, format, what);
-    fputs("\n\n", stderr);
-    fputs(usage, stderr);
+    fprintf(stderr, "\njllmc %s--help lists what it takes\n", command);
     return EXIT_USAGE;
 }
 
@@ -195,6 +213,7 @@ static int compile_model(struct job *j, double start) {
     if (o->stage == STAGE_GRAPH) return graph_print(&graph, &m, stdout), 0;
     if (!tokenizer_lower(&j->gguf, o->pre, &j->tokenizer, a, d) || !chat_lower(&j->gguf, &j->chat, a, d)) return EXIT_BAD_INPUT;
     if (!contract_lower(&p, &m, &j->spec, &graph, a, d)) return EXIT_BAD_INPUT;
+    contract_note_context(&p, d);
     if (o->stage == STAGE_SELECT) return print_selection(&p), 0;
     if (o->stage == STAGE_SOURCE) return print_sources(&p), 0;
     memory_plan(&p);
@@ -232,6 +251,14 @@ static int finish_stdout(int rc) {
     return EXIT_ENVIRONMENT;
 }
 
+/* The end of a command: what was refused since this machine lacks a file is no bad input. */
+static int finish(int rc, struct arena *a, struct diag *d) {
+    diag_finish(d);
+    arena_free(a);
+    if (base_interrupted) return 128 + base_interrupted;
+    return finish_stdout(rc == EXIT_BAD_INPUT && d->environment ? EXIT_ENVIRONMENT : rc);
+}
+
 static int compile(const struct options *o) {
     double start = base_seconds();
     struct arena a = {0};
@@ -248,9 +275,7 @@ static int compile(const struct options *o) {
     }
     output_abandon(&j.out);
     buffer_free(&j.tokenizer), buffer_free(&j.chat), buffer_free(&j.origin);
-    diag_finish(&d);
-    arena_free(&a);
-    return base_interrupted ? 128 + base_interrupted : finish_stdout(rc);
+    return finish(rc, &a, &d);
 }
 
 /* --- the command line ------------------------------------------------------------------------------ */
@@ -313,7 +338,7 @@ static int parse_options(struct options *o, int argc, char **argv, const char **
     opterr = 0;
     while ((c = getopt_long(argc, argv, "o:t:qh", longs, NULL)) != -1) switch (c) {
         case 's': o->spec = optarg; break;
-        case 'h': fputs(usage, stdout); exit(finish_stdout(0));
+        case 'h': print_usage(command); exit(finish_stdout(0));
         case 'o':
             if (!*optarg) return usage_error("-o takes a name, not '%s'", optarg);
             o->out = optarg;
@@ -384,22 +409,16 @@ static int command_spec(int argc, char **argv) {
     struct program p;
     bool ok = spec_load(&s, positional[1], o.sets, o.n_sets, &a, &d) && contract_declare(&p, &s, &a, &d);
     if (ok && !strcmp(positional[0], "dump")) spec_dump(p.spec, stdout);
-    diag_finish(&d);
-    arena_free(&a);
-    return finish_stdout(ok ? 0 : EXIT_BAD_INPUT);
+    return finish(ok ? 0 : EXIT_BAD_INPUT, &a, &d);
 }
 
 /* The options of a command that reports: -o names a format. */
-static int parse_report(struct options *o, const char *command, int argc, char **argv, const char **positional, unsigned *n,
+static int parse_report(struct options *o, int argc, char **argv, const char **positional, unsigned *n,
                         enum report_format *format) {
     *o = (struct options){.out = "md", .launch = -1, .top = 3, .tune.search = TUNE_MIXED};
     int rc = parse_options(o, argc, argv, positional, n);
     if (rc) return rc;
-    if (!report_parse_format(o->out, format)) {
-        fprintf(stderr, "error: -o of %s takes md or json, not '%s'\n\n%s", command, o->out, usage);
-        return EXIT_USAGE;
-    }
-    return 0;
+    return report_parse_format(o->out, format) ? 0 : usage_error("-o takes md or json, not '%s'", o->out);
 }
 
 static int command_inspect(int argc, char **argv) {
@@ -407,15 +426,13 @@ static int command_inspect(int argc, char **argv) {
     const char *positional[FILES_MAX];
     unsigned n;
     enum report_format format;
-    int rc = parse_report(&o, "inspect", argc, argv, positional, &n, &format);
+    int rc = parse_report(&o, argc, argv, positional, &n, &format);
     if (rc) return rc;
     if (n != 1) return usage_error("inspect takes one plan%s", not_more(n));
     struct arena a = {0};
     struct diag d = {.out = stderr};
     rc = inspect_plan(positional[0], format, stdout, &a, &d);
-    diag_finish(&d);
-    arena_free(&a);
-    return finish_stdout(rc);
+    return finish(rc, &a, &d);
 }
 
 static int command_knobs(int argc, char **argv) {
@@ -423,16 +440,14 @@ static int command_knobs(int argc, char **argv) {
     const char *positional[FILES_MAX];
     unsigned n;
     enum report_format format;
-    int rc = parse_report(&o, "knobs", argc, argv, positional, &n, &format);
+    int rc = parse_report(&o, argc, argv, positional, &n, &format);
     if (rc) return rc;
     if (n) return usage_error("knobs takes a spec by --spec and no '%s'", positional[0]);
     struct arena a = {0};
     struct diag d = {.out = stderr};
     struct spec s;
     bool ok = spec_load(&s, o.spec ? o.spec : "cpu", o.sets, o.n_sets, &a, &d) && knobs_print(&s, format, stdout, &a, &d);
-    diag_finish(&d);
-    arena_free(&a);
-    return finish_stdout(ok ? 0 : EXIT_BAD_INPUT);
+    return finish(ok ? 0 : EXIT_BAD_INPUT, &a, &d);
 }
 
 static int command_tune(int argc, char **argv) {
@@ -440,7 +455,7 @@ static int command_tune(int argc, char **argv) {
     const char *positional[FILES_MAX];
     unsigned n;
     enum report_format format;
-    int rc = parse_report(&o, "tune", argc, argv, positional, &n, &format);
+    int rc = parse_report(&o, argc, argv, positional, &n, &format);
     if (rc) return rc;
     if (n != 1) return usage_error("tune takes one model or plan%s", not_more(n));
     struct arena a = {0};
@@ -448,9 +463,7 @@ static int command_tune(int argc, char **argv) {
     o.tune.input = positional[0], o.tune.spec = o.spec, o.tune.nvrtc = o.nvrtc, o.tune.format = format;
     o.tune.sets = o.sets, o.tune.n_sets = o.n_sets;
     rc = tune_run(&o.tune, stdout, &a, &d);
-    diag_finish(&d);
-    arena_free(&a);
-    return base_interrupted ? 128 + base_interrupted : finish_stdout(rc);
+    return finish(rc, &a, &d);
 }
 
 static int command_retune(int argc, char **argv) {
@@ -458,7 +471,7 @@ static int command_retune(int argc, char **argv) {
     const char *positional[FILES_MAX];
     unsigned n;
     enum report_format format;
-    int rc = parse_report(&o, "retune", argc, argv, positional, &n, &format);
+    int rc = parse_report(&o, argc, argv, positional, &n, &format);
     if (rc) return rc;
     if (n != 1) return usage_error("retune takes one plan%s", not_more(n));
     if (!o.profile) return usage_error("retune takes a profile by --profile%s", "");
@@ -466,9 +479,7 @@ static int command_retune(int argc, char **argv) {
     struct diag d = {.out = stderr};
     struct retune_options retune = {positional[0], o.profile, o.top, o.tune.search, o.nvrtc, o.tune.tuned, format};
     rc = retune_run(&retune, stdout, &a, &d);
-    diag_finish(&d);
-    arena_free(&a);
-    return base_interrupted ? 128 + base_interrupted : finish_stdout(rc);
+    return finish(rc, &a, &d);
 }
 
 static int command_pack(int argc, char **argv) {
@@ -481,9 +492,7 @@ static int command_pack(int argc, char **argv) {
     struct arena a = {0};
     struct diag d = {.out = stderr};
     rc = pack_plan(positional[0], &a, &d);
-    diag_finish(&d);
-    arena_free(&a);
-    return base_interrupted ? 128 + base_interrupted : rc;
+    return finish(rc, &a, &d);
 }
 
 static int command_profile(int argc, char **argv) {
@@ -503,9 +512,7 @@ static int command_profile(int argc, char **argv) {
     struct arena a = {0};
     struct diag d = {.out = stderr};
     rc = profile_print(positional[1], &profile, stdout, &a, &d);
-    diag_finish(&d);
-    arena_free(&a);
-    return finish_stdout(rc);
+    return finish(rc, &a, &d);
 }
 
 static int command_fit(int argc, char **argv) {
@@ -513,7 +520,7 @@ static int command_fit(int argc, char **argv) {
     const char *positional[FILES_MAX];
     unsigned n, pipes = 0;
     struct fit_options fit = {0};
-    int rc = parse_report(&o, "fit", argc, argv, positional, &n, &fit.format);
+    int rc = parse_report(&o, argc, argv, positional, &n, &fit.format);
     if (rc) return rc;
     for (unsigned i = 0; i < n; i++) pipes += !strcmp(positional[i], "-");
     if (!n || pipes > 1) return usage_error("fit takes models%s", n ? ", and one of them at most from stdin" : "");
@@ -521,9 +528,7 @@ static int command_fit(int argc, char **argv) {
     struct diag d = {.out = stderr};
     fit.spec = o.spec ? o.spec : "cpu", fit.pre = o.pre, fit.sets = o.sets, fit.n_sets = o.n_sets;
     rc = fit_print(positional, n, &fit, stdout, &a, &d);
-    diag_finish(&d);
-    arena_free(&a);
-    return finish_stdout(rc);
+    return finish(rc, &a, &d);
 }
 
 static int command_explain(int argc, char **argv) {
@@ -531,16 +536,14 @@ static int command_explain(int argc, char **argv) {
     const char *positional[FILES_MAX];
     unsigned n;
     struct explain_options explain = {0};
-    int rc = parse_report(&o, "explain", argc, argv, positional, &n, &explain.format);
+    int rc = parse_report(&o, argc, argv, positional, &n, &explain.format);
     if (rc) return rc;
     if (n != 1) return usage_error("explain takes one plan or model%s", not_more(n));
     struct arena a = {0};
     struct diag d = {.out = stderr};
     explain.spec = o.spec, explain.sets = o.sets, explain.n_sets = o.n_sets, explain.launch = o.launch;
     rc = explain_print(positional[0], &explain, stdout, &a, &d);
-    diag_finish(&d);
-    arena_free(&a);
-    return finish_stdout(rc);
+    return finish(rc, &a, &d);
 }
 
 /* Exit codes are diff(1)'s: trouble of any kind is 2. */
@@ -549,7 +552,7 @@ static int command_diff(int argc, char **argv) {
     const char *positional[FILES_MAX];
     unsigned n;
     enum report_format format;
-    int rc = parse_report(&o, "diff", argc, argv, positional, &n, &format);
+    int rc = parse_report(&o, argc, argv, positional, &n, &format);
     if (rc) return rc;
     if (n != 2) return usage_error("diff takes two plans%s", n > 2 ? ", not more" : "");
     struct arena a = {0};
@@ -566,14 +569,19 @@ int main(int argc, char **argv) {
         {"inspect", command_inspect}, {"profile", command_profile}, {"tune", command_tune}, {"retune", command_retune},
         {"pack", command_pack}, {"knobs", command_knobs}, {"spec", command_spec}};
     static const char *const names[] = {"compile", "fit", "explain", "diff", "inspect", "profile", "tune", "retune", "pack", "knobs", "spec"};
+    static char name[16];
     base_start();
     if (argc < 2) return usage_error("%s", "no command");
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return fputs(usage, stdout), finish_stdout(0);
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) return print_usage(""), finish_stdout(0);
     if (!strcmp(argv[1], "--version")) return printf("jllmc 0.1.0 (plan version %d)\n", PLAN_VERSION), finish_stdout(0);
-    for (size_t i = 0; i < COUNT(commands); i++)
-        if (!strcmp(argv[1], commands[i].name)) return commands[i].run(argc - 1, argv + 1);
+    for (size_t i = 0; i < COUNT(commands); i++) {
+        if (strcmp(argv[1], commands[i].name)) continue;
+        snprintf(name, sizeof name, "%s ", argv[1]);
+        command = name;
+        return commands[i].run(argc - 1, argv + 1);
+    }
     const char *near = diag_suggest(argv[1], names, COUNT(names));
-    fprintf(stderr, "error: unknown command '%s'%s%s%s\n\n%s", argv[1], near ? "; did you mean '" : "", near ? near : "",
-            near ? "'?" : "", usage);
+    fprintf(stderr, "error: unknown command '%s'%s%s%s\njllmc --help lists them\n", argv[1], near ? "; did you mean '" : "", near ? near : "",
+            near ? "'?" : "");
     return EXIT_USAGE;
 }

@@ -96,8 +96,10 @@ int pack_plan(const char *path, struct arena *a, struct diag *d) {
     int fd = pack_lock(path, d);
     if (fd < 0) return 3;
     int rc = 1;
-    if (!plan_open(&v, path, &e)) diag_error(d, "plan", NULL, "%s", e.text);
-    else {
+    if (!plan_open(&v, path, &e)) {
+        diag_error(d, "plan", NULL, "%s", e.text);
+        d->environment |= e.code == JLLM_ENVIRONMENT;
+    } else {
         rc = pack_check(fd, &v, path, d) ? pack_open_plan(path, fd, &v, a, d) : 3;
         plan_close(&v);
     }

@@ -264,7 +264,7 @@ static bool profile_read(struct profile *p, const char *path, struct arena *a, s
     errno = 0;
     *p = (struct profile){.path = path, .rows = json_array()};
     char *text = file_read(a, path, &bytes);
-    if (!text) return bad(&r, "%s", strerror(errno));
+    if (!text) return diag_unreadable(d, "profile", path, "this profile"), false;
     if (!read_rows(&r, text, bytes)) return false;
     if (!link_phases(&r)) return false;
     find_causes(p);

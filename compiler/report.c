@@ -19,6 +19,7 @@ json_t *report_text(const char *s) {
 }
 
 json_t *report_real(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+json_t *report_stated(double x) { return x > 0 ? report_real(x) : json_null(); }
 
 void report_set(json_t *object, const char *key, json_t *value) {
     if (!object || json_object_set_new(object, key, value)) base_fail("out of memory");

@@ -19,6 +19,8 @@ json_t *report_integer(uint64_t n);
 json_t *report_text(const char *s);
 /* A finite number, else null. */
 json_t *report_real(double x);
+/* A fact of a spec, where 0 is not stated: null. */
+json_t *report_stated(double x);
 
 /* Both take ownership of value; running out of memory ends the program. report_append gives value back. */
 void report_set(json_t *object, const char *key, json_t *value);

@@ -93,7 +93,7 @@ static bool read_profile(struct retune *r) {
     unsigned line = 0;
     const char *text = file_read(r->a, r->o->profile, &bytes);
     r->lost_us = arena_array(r->a, r->view.n_kernels, sizeof *r->lost_us);
-    if (!text) return diag_error(r->d, "profile", r->o->profile, "cannot read this file: %s", strerror(errno)), false;
+    if (!text) return diag_unreadable(r->d, "profile", r->o->profile, "this profile"), false;
     for (const char *p = text, *end = text + bytes, *eol; p < end && ok; p = eol + 1) {
         json_error_t why;
         eol = memchr(p, '\n', (size_t)(end - p));
@@ -162,7 +162,8 @@ static bool search_units(struct retune *r) {
     bool ok = tuner_begin(t);
     for (unsigned i = 0; i < r->n_units; i++) chosen[r->units[i]] = done[t->all.units[r->units[i]].group] = true;
     for (uint32_t i = 0; i < t->all.n_units && ok; i++)     /* nobody searches the other groups */
-        if (!done[t->all.units[i].group]) t->n_later -= t->results[i].n_first, t->results[i].n_first = 0;
+        for (unsigned shape = 0; shape < 2 && !done[t->all.units[i].group]; shape++)
+            t->n_later -= t->results[i].n_first[shape], t->results[i].n_first[shape] = 0;
     t->n_planned = t->n_later;
     memset(done, 0, t->all.n_groups * sizeof *done);
     for (unsigned i = 0; i < r->n_units && ok; i++) {
@@ -408,13 +409,14 @@ static int retune_open_plan(struct retune *r, int fd, FILE *out) {
     struct tuner *t = &r->tuner;
     struct tuned_row *rows;
     unsigned n;
+    bool made = false;
     double **const times[] = {&r->before_us, &r->predicted_us, &r->after_us};
     for (unsigned i = 0; i < COUNT(times); i++) *times[i] = arena_array(r->a, r->view.n_phases, sizeof **times[i]);
     int rc = prepare(r);
     if (rc) return rc;
-    if (r->o->tuned && (t->fd = tune_file_open(r->o->tuned, &rows, &n, r->a, r->d)) < 0) return -t->fd;
+    if (r->o->tuned && (t->fd = tune_file_open(r->o->tuned, &made, &rows, &n, r->a, r->d)) < 0) return -t->fd;
     bool ok = search_units(r);
-    if (t->fd >= 0) close(t->fd);
+    if (t->fd >= 0) tune_file_close(t->fd, r->o->tuned, made && !ok);
     if (!ok) return 3;
     unsigned n_changed = spec_with_results(r);
     sum_gains(r);
@@ -430,8 +432,10 @@ int retune_run(const struct retune_options *o, FILE *out, struct arena *a, struc
     struct jllm_error e;
     int fd = pack_lock(o->plan, d), rc = 1;
     if (fd < 0) return 3;
-    if (!plan_open(&r.view, o->plan, &e)) diag_error(d, "plan", NULL, "%s", e.text);
-    else {
+    if (!plan_open(&r.view, o->plan, &e)) {
+        diag_error(d, "plan", NULL, "%s", e.text);
+        d->environment |= e.code == JLLM_ENVIRONMENT;
+    } else {
         rc = pack_check(fd, &r.view, o->plan, d) ? retune_open_plan(&r, fd, out) : 3;
         plan_close(&r.view);
     }

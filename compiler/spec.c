@@ -50,6 +50,7 @@ static char *read_text(struct reader *r, const char *path, size_t *bytes, struct
     struct stat st;
     char *text = NULL;
     const char *why = NULL;
+    errno = 0;
     if (stat(path, &st) != 0)
         why = strerror(errno);
     else if (!S_ISREG(st.st_mode))
@@ -58,6 +59,7 @@ static char *read_text(struct reader *r, const char *path, size_t *bytes, struct
         why = is_tuned(path) ? "it is larger than 64 MiB" : "it is larger than 256 KiB";
     else if (!(text = file_read(r->a, path, bytes)))
         why = strerror(errno);
+    if (why && errno) r->d->environment = true;
     if (why)
         REFUSE(r, from, "spec-file", "cannot read '%s': %s", diag_quote(path, strlen(path)), why);
     return text;
@@ -200,8 +202,10 @@ static void refuse_name(struct reader *r, struct spec_place at, const char *name
     const char *hint = near ? arena_printf(r->a, "; did you mean '%s'?", near) : "";
     for (unsigned i = 0; i < n && !near; i++)
         hint = arena_printf(r->a, "%s%s%s", hint, i ? ", " : "; there is ", names[i]);
-    REFUSE(r, at, "spec-file", "there is no spec '%s': looked for %s and specs/%s.lua%s",
-           diag_quote(name, strlen(name)), looked, name, hint);
+    bool tuned = endings_of(name) == TUNED_ENDINGS;
+    if (tuned) hint = arena_printf(r->a, "; jllmc tune --spec %s makes the latter%s", name + strlen("tuned/"), near ? hint : "");
+    REFUSE(r, at, "spec-file", "there is no spec '%s': looked for %s and specs/%s.lua%s%s",
+           diag_quote(name, strlen(name)), looked, name, tuned ? ", then for the same with .jsonl" : "", hint);
 }
 
 /* The file that --spec means, read: its number, or -1 with a diagnostic. */
@@ -214,6 +218,7 @@ static int add_main(struct reader *r, const char *path) {
     if (is_file(ended)) return add_file(r, ended, ended, 0, at);
     if (is_name && is_file(home_path(r->a, bare))) return add_home(r, bare, 0, at);
     if (!is_name && strchr(path, '/')) return add_file(r, path, path, 0, at); /* says why not */
+    if (strcmp(bare, path)) r->d->environment = true;      /* the name of a file, and not of a spec */
     refuse_name(r, (struct spec_place){.file = "--spec"}, bare, ended);
     return -1;
 }

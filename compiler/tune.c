@@ -39,7 +39,11 @@ static bool is_gguf(const char *path) {
 
 static bool read_plan(struct subject *s, const struct tune_options *o, struct arena *a, struct diag *d) {
     struct jllm_error e;
-    if (!plan_open(&s->view, o->input, &e)) return diag_error(d, "plan", NULL, "%s", e.text), false;
+    if (!plan_open(&s->view, o->input, &e)) {
+        diag_error(d, "plan", NULL, "%s", e.text);
+        d->environment |= e.code == JLLM_ENVIRONMENT;
+        return false;
+    }
     s->has_view = true;
     s->spec_name = s->view.strings + s->view.info->spec_name;
     if (!origin_read(&s->origin, &s->view, o->input, a, d)) return false;
@@ -87,9 +91,16 @@ static bool end_last_row(int fd, const char *text, size_t bytes, size_t whole) {
     return !bytes || text[bytes - 1] == '\n' || file_put(fd, "\n", 1);
 }
 
-int tune_file_open(const char *path, struct tuned_row **rows, unsigned *n, struct arena *a, struct diag *d) {
+void tune_file_close(int fd, const char *path, bool undo) {
+    struct stat st;
+    if (undo && !fstat(fd, &st) && !st.st_size) unlink(path);      /* while it is still locked */
+    close(fd);
+}
+
+int tune_file_open(const char *path, bool *made, struct tuned_row **rows, unsigned *n, struct arena *a, struct diag *d) {
     size_t bytes, whole;
     struct stat st;
+    *made = stat(path, &st) != 0;
     int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
     if (fd >= 0 && (fstat(fd, &st) || !S_ISREG(st.st_mode))) {
         diag_error(d, "tuned", path, "this is no file that rows can be kept in");
@@ -160,7 +171,7 @@ bool tune_replay_read(struct tuner *t) {
     const char *text = file_read(t->a, path, &bytes);
     struct tuned_row *rows;
     t->replays = true;
-    if (!text) return diag_error(t->d, "tune-replay", path, "cannot read this file: %s", strerror(errno)), false;
+    if (!text) return diag_unreadable(t->d, "tune-replay", path, "this file"), false;
     if (!tuned_parse(path, text, bytes, &rows, &t->n_replay, NULL, t->a, t->d)) return false;
     t->replay = rows;
     return true;
@@ -333,7 +344,8 @@ static int tune_subject(struct subject *s, const struct tune_options *o, FILE *o
     struct tuner t = {.fd = -1, .a = a, .d = d};
     struct tune_verdict v;
     struct tuned_row *rows;
-    unsigned n;
+    unsigned n, n_tried = 0;
+    bool made;
     if (!tune_units_find(&t.all, &s->model, &s->spec, a, d)) return 1;
     if (!take_options(&t, o)) return 2;
     if (!tune_replay_read(&t)) return 1;
@@ -343,15 +355,17 @@ static int tune_subject(struct subject *s, const struct tune_options *o, FILE *o
     if (until > 0) t.deadline = until - o->timeout_s * PASSES_SHARE;
     const char *file = o->tuned ? o->tuned : default_file(s, a);
     if (!toolchain_find(&t.toolchain, &s->spec, o->nvrtc, a, d)) return 3;
-    if ((t.fd = tune_file_open(file, &rows, &n, a, d)) < 0) return -t.fd;
+    if ((t.fd = tune_file_open(file, &made, &rows, &n, a, d)) < 0) return -t.fd;
     int rc = check_rows(&t, file, rows, n) ? 0 : 1;
     if (!rc) take_log(&t, rows, n, o->resume);
     if (!rc) rc = search_all(&t);
     if (!rc && !tune_passes(&t, until, &v)) rc = 3;
-    close(t.fd);
+    tune_file_close(t.fd, file, made && rc);
+    for (uint32_t i = 0; t.results && i < t.all.n_units; i++) n_tried += t.results[i].n_tried;
+    if (!rc && t.cut && !n_tried) diag_warning(d, "tune-time", NULL, "time was up before anything was measured; no choice was written");
     if (!rc && v.why_not) diag_warning(d, "tune-passes", NULL, "whole passes were not compared: %s", v.why_not);
     if (!rc) report(&t, file, &v, o, out);
-    else if (base_interrupted) diag_note(d, "what was measured is in %s; --continue goes on from there", file);
+    else if (base_interrupted && n_tried) diag_note(d, "what was measured is in %s; --continue goes on from there", file);
     return rc;
 }
 

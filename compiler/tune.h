@@ -23,9 +23,11 @@ struct tune_options {
 /* 0 or the exit code; diagnostics. */
 int tune_run(const struct tune_options *o, FILE *out, struct arena *a, struct diag *d);
 
-/* Rows of an open file of results are appended behind its last whole line; other writers are kept out. Below 0: minus the exit code;
- * diagnostics. */
-int tune_file_open(const char *path, struct tuned_row **rows, unsigned *n, struct arena *a, struct diag *d);
+/* Rows of an open file of results are appended behind its last whole line; other writers are kept out. *made: there was none.
+ * Below 0: minus the exit code; diagnostics. */
+int tune_file_open(const char *path, bool *made, struct tuned_row **rows, unsigned *n, struct arena *a, struct diag *d);
+/* With `undo` a file without rows goes. */
+void tune_file_close(int fd, const char *path, bool undo);
 /* $JLLM_TUNE_REPLAY names a file of results whose times are taken instead of the clock's: for tests. False: diagnostics. */
 bool tune_replay_read(struct tuner *t);
 

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+enum { COUNTED_MAX = 1024 };      /* settings of a unit, at the beginning */
+
 const char *const tune_search_names[TUNE_MIXED + 1] = {"fast", "full", "mixed"};
 
 /* --- groups ---------------------------------------------------------------------------------------- */
@@ -26,6 +28,16 @@ void tune_take_row(const struct tuned_row *r, const struct contract_template *t,
 bool tune_has_params(const struct contract_template *t, bool shape) {
     for (unsigned i = 0; i < t->n_params; i++)
         if (t->params[i].shape == shape) return true;
+    return false;
+}
+
+/* Whether a search of units[n] has learned anything: to its end, of any candidate; cut short, by the clock. What else holds is the
+ * spec's own word and no choice. */
+static bool has_found(const struct tuner *t, const uint32_t *units, unsigned n) {
+    for (unsigned i = 0; i < n; i++) {
+        const struct tune_result *r = &t->results[units[i]];
+        if (t->cut ? tune_base_us(r) > 0 : r->n_tried > 0) return true;
+    }
     return false;
 }
 
@@ -95,7 +107,7 @@ static bool shape_stage(struct tuner *t, const uint32_t *units, unsigned n, uint
             seen |= class;
             if (!shape_class(t, units, live, n, class, only, &s.now)) return false;
         }
-        if (!append_choice(t, u, &s, TUNE_SHAPE)) return false;
+        if (has_found(t, units, n) && !append_choice(t, u, &s, TUNE_SHAPE)) return false;
     }
     for (unsigned j = 0; j < n; j++)
         for (unsigned i = 0; i < u->template->n_params; i++)
@@ -131,8 +143,11 @@ static bool unit_begin(struct tuner *t, const uint32_t *unit, struct stage *s, b
 static bool unit_end(struct tuner *t, struct stage *s) {
     const struct tune_unit *u = &t->all.units[*s->units];
     struct tune_result *r = &t->results[*s->units];
-    if (!stage_confirm(s) || (tune_has_params(u->template, false) && !append_choice(t, u, s, TUNE_KERNEL))) return false;
+    if (!stage_confirm(s)) return false;
+    bool measured = has_found(t, s->units, 1) && isfinite(s->score);      /* not when time was up before what its group's stage found */
+    if (measured && tune_has_params(u->template, false) && !append_choice(t, u, s, TUNE_KERNEL)) return false;
     r->best = s->now;
+    if (!measured) return true;
     r->base_us = tune_base_us(r);
     r->us = r->base_us * s->score;
     return true;
@@ -159,15 +174,21 @@ static bool measure_unit(struct tuner *t, uint32_t unit) {
     return true;
 }
 
+/* The stage of units[n] begins, which counts its candidates itself. */
+static void begin_count(struct tuner *t, const uint32_t *units, unsigned n, bool shape) {
+    for (unsigned i = 0; i < n; i++) t->n_later -= t->results[units[i]].n_first[shape], t->results[units[i]].n_first[shape] = 0;
+}
+
 bool tuner_group(struct tuner *t, unsigned group, const bool *chosen, uint32_t only) {
     uint32_t *units = arena_array(t->a, t->all.n_units, sizeof *units), *own = arena_array(t->a, t->all.n_units, sizeof *own);
     unsigned n = 0, n_own = 0;
     for (uint32_t i = 0; i < t->all.n_units; i++)
         if (t->all.units[i].group == group) units[n++] = i;
     if (t->n_sweeps && !tune_sweep_find(t, t->all.units[units[0]].template->name, NULL)) return true;
-    for (unsigned i = 0; i < n; i++) t->n_later -= t->results[units[i]].n_first, t->results[units[i]].n_first = 0;
+    begin_count(t, units, n, true);
     if (tune_is_over(t)) return !base_interrupted;
     if (!shape_stage(t, units, n, only)) return false;
+    begin_count(t, units, n, false);
     for (unsigned i = 0; i < n && !tune_is_over(t); i++) {
         if (!chosen || chosen[units[i]]) own[n_own++] = units[i];
         else if (!measure_unit(t, units[i])) return false;
@@ -237,18 +258,18 @@ unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
     const struct tune_unit *u = &t->all.units[unit];
     struct stage s = {.t = t, .template = u->template};
     struct arena a = {0};
-    unsigned n = 0;
     *n_illegal = 0;
     if (!t->results) t->results = arena_array(t->a, t->all.n_units + 1u, sizeof *t->results);   /* no search has begun */
     if (t->n_sweeps && !tune_sweep_find(t, u->template->name, NULL)) return 0;
     for (unsigned shape = 0; shape < 2; shape++) {
         bool whole = t->n_sweeps || t->search == TUNE_FULL;
         size_t all = plan_stage(&s, shape);
-        struct tune_todo *seen = arena_array(&a, all + 1, sizeof *seen);
+        struct tune_todo *seen = arena_array(&a, all + 2, sizeof *seen);
         struct hash128 *identity = arena_array(&a, all + 1, sizeof *identity);
         bool *allowed = arena_array(&a, all + 1, sizeof *allowed);
         int64_t **settings = arena_array(&a, all + 1, sizeof *settings);
-        unsigned axis = 0, n_seen = 0;
+        unsigned axis = 0, n_seen = 1;
+        seen[0].identity = tune_identity(t, u, u->now);     /* what all others are compared with is no candidate */
         for (size_t i = 0, first = 0; i < all; i++) {
             int64_t *v = settings[i] = stage_copy(&s, u->now, &a);
             size_t rest = i;
@@ -261,10 +282,21 @@ unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
             *n_illegal += !allowed[i];
             if (allowed[i] && !tune_is_listed(seen, n_seen, identity[i])) seen[n_seen++] = (struct tune_todo){settings[i], identity[i]};
         }
-        n += n_seen;
+        t->results[unit].n_first[shape] = n_seen - 1;
     }
     arena_free(&a);
-    return n;
+    return (unsigned)(t->results[unit].n_first[0] + t->results[unit].n_first[1]);
+}
+
+/* The candidates that the progress begins with: those of a dry run, unless to ask the contract for each takes time that there is none
+ * of; then all settings. */
+static void count_first(struct tuner *t, uint32_t unit) {
+    struct stage s = {.t = t, .template = t->all.units[unit].template};
+    size_t *n = t->results[unit].n_first;
+    unsigned n_illegal;
+    for (unsigned shape = 0; shape < 2; shape++) n[shape] = plan_stage(&s, shape);
+    if (!(t->deadline > 0) && n[0] + n[1] <= COUNTED_MAX) tuner_count(t, unit, &n_illegal);
+    t->n_later += n[0] + n[1];
 }
 
 /* The device's name, by opening what the spec chooses for the first unit. */
@@ -290,12 +322,11 @@ bool tuner_begin(struct tuner *t) {
     progress_begin(&t->progress, 0);
     for (uint32_t i = 0; i < t->all.n_units; i++) {
         const struct tune_unit *u = &t->all.units[i];
-        struct stage s = {.t = t, .template = u->template};
+        struct stage s = {.template = u->template};
         t->results[i].best = stage_copy(&s, u->now, t->a);
         tune_add_memo(t, &t->results[i], (struct tune_memo){tune_identity(t, u, u->now), "ok", 0, 0, 0});
         if (t->n_sweeps && !tune_sweep_find(t, u->template->name, NULL)) continue;
-        t->results[i].n_first = plan_stage(&s, false) + plan_stage(&s, true);
-        t->n_later += t->results[i].n_first;
+        count_first(t, i);
     }
     t->n_planned = t->n_later;
     bench_init(&t->bench, &t->toolchain, t->all.program);

@@ -31,7 +31,7 @@ struct tune_result {
     bool reused;                      /* from rows of an earlier tune */
     struct tune_memo *memo; unsigned n_memo, room_memo;
     struct tune_known *known; unsigned n_known, room_known;   /* by hash of the values; room is a power of two */
-    size_t n_first;                   /* settings that a first pass looks at, until the search of the group begins */
+    size_t n_first[2];                /* candidates of a first round, [shape]; 0 from where that stage begins */
     bool *idle;                       /* [n_params]: parameters that make no difference; NULL: not asked yet */
 };
 
@@ -73,7 +73,7 @@ void tuner_end(struct tuner *t);
  * which chosen[unit] (NULL: all). With `only` (index; or UINT32_MAX) settings of the former that leave that unit as it is are
  * not tried. Results are in t->results, choices are appended as rows. False: diagnostics. */
 bool tuner_group(struct tuner *t, unsigned group, const bool *chosen, uint32_t only);
-/* Settings that a search of the unit looks at first, distinct and allowed ones; *n_illegal: that the contract refuses. */
+/* Candidates of a first round, besides what the spec chooses; *n_illegal: settings that the contract refuses. */
 unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal);
 /* Whether what was found for a unit is another kernel or launch than what the spec chooses. */
 bool tuner_changed(struct tuner *t, uint32_t unit);

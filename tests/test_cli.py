@@ -63,7 +63,8 @@ class Compiler(Cli):
                            (("spec", "bake", "cpu"), "dump or check"), (("spec", "dump"), "dump or check")):
             with self.subTest(args):
                 r = product.run("jllmc", *args, asan=True)
-                self.usage(r, said, r"(?m)^usage: jllmc")
+                self.usage(r, said, r"(?m)^jllmc (\w+ )?--help lists")
+                self.assertEqual(r.err.count("\n"), 2, "an error that scrolls away is not read")
 
     def test_help(self):
         for flag in ("--help", "-h", "help"):
@@ -73,8 +74,18 @@ class Compiler(Cli):
         self.assertRegex(self.ok(product.run("jllmc", "--version")).text, r"^jllmc \d+\.\d+\.\d+ \(plan version 4\)\n$")
 
     def test_help_of_a_command(self):
-        for args in (("compile", "--help"), ("compile", "-h"), ("spec", "--help")):
-            self.assertIn("usage: jllmc compile", self.ok(product.run("jllmc", *args)).text)
+        whole = self.ok(product.run("jllmc", "--help")).text
+        commands = list(dict.fromkeys(re.findall(r"(?m)^(?:usage:|      ) jllmc (\w+)", whole)))
+        self.assertEqual(len(commands), 11)
+        seen = []
+        for name in commands:
+            text = self.ok(product.run("jllmc", name, "-h" if name == "fit" else "--help", asan=True)).text
+            self.assertTrue(text.startswith(f"usage: jllmc {name} "), text)
+            self.assertEqual(set(re.findall(r"(?m)^(?:usage:|      ) jllmc (\w+)", text)), {name})
+            self.assertEqual(re.findall(r"(?m)^(\w+)  ", text), [name])
+            self.assertIn("Exit 0 ok", text)
+            seen += text.splitlines()
+        self.assertLessEqual({line[7:] for line in whole.splitlines() if "--version" not in line}, {line[7:] for line in seen}, "nothing is lost")
 
     def test_an_empty_output(self):
         self.usage(product.run("jllmc", "compile", product.model(*TINY), "-o", ""), r"-o takes a name")
@@ -238,6 +249,41 @@ class Specs(Cli):
         self.refused(product.run("jllmc", "spec", "check", "no_such", asan=True), 1, r"no_such")
         self.refused(product.run("jllmc", "spec", "check", "orin", asan=True), 1, r"there is .*\bcpu\b")
         self.refused(product.run("jllmc", "spec", "check", "/dev/stdin", stdin=b"jllm_spec(1)"), 1, r"not a regular file")
+
+    def test_files_that_cannot_be_opened(self):
+        """One exit code wherever this machine lacks a file, and one sentence that names it."""
+        none, model, plan = product.path("cli/none"), product.model(*TINY), product.plan(product.model(*TINY), "--set", "buckets=8")
+        for args in (("compile", none, "-o", product.path("cli/none.plan")), ("fit", none), ("fit", model, none), ("explain", none), ("inspect", none),
+                     ("tune", none), ("retune", none, "--profile", none), ("retune", plan, "--profile", none), ("pack", none),
+                     ("profile", "ops", none), ("compile", model, "--spec", none + ".lua"), ("spec", "check", none + ".lua"),
+                     ("spec", "check", "none.lua"), ("knobs", "--spec", none + ".lua")):
+            with self.subTest(args[0]):
+                r = product.run("jllmc", *args, asan=True)
+                self.refused(r, 3, r"none.*(cannot|No such file|looked for)")
+                self.assertEqual(r.err.count("error"), 1, r.err)
+        self.assertFalse(os.path.exists(product.path("cli/none.plan")))
+
+    def test_a_plan_where_a_model_is_wanted(self):
+        plan = product.plan(product.model(*TINY), "--set", "buckets=8")
+        for args in (("compile", plan, "-o", product.path("cli/x.plan")), ("fit", plan), ("fit", "-")):
+            r = product.run("jllmc", *args, asan=True, stdin=product.read(plan))
+            self.refused(r, 1, r"this is a plan of JLLM and not a GGUF model: jllm-run runs it")
+            self.assertEqual(r.out, b"")
+        r = product.run("jllmc", "diff", plan, product.model(*TINY), asan=True)
+        self.refused(r, 2, "GGUF model and not a plan")
+        self.assertEqual(r.err.count(product.model(*TINY)), 1, r.err)
+
+    def test_a_context_beyond_the_models(self):
+        spec = product.write(product.path("cli/long.lua"), b'jllm_spec(1)\nmemory { ctx_max = 100000 }\n')
+        model, plan = product.model(*TINY), product.path("cli/long.plan")
+        r = self.ok(product.run("jllmc", "compile", model, "--spec", spec, "--set", "buckets=8", "-o", plan, asan=True))
+        self.assertEqual(re.findall(r"(?m)^note: .*", r.err),
+                         [f"note: {spec}:2: memory.ctx_max = 100000 is more than the model was trained for: the context is 128 tokens"])
+        self.assertEqual(json.loads(product.run("jllmc", "inspect", plan, "-o", "json").text)["info"]["ctx_max"], 128)
+        r = self.ok(product.run("jllmc", "explain", model, "--set", "memory.ctx_max=129"))
+        self.assertIn("note: --set: memory.ctx_max = 129 is more", r.err)
+        for flags in ((), ("--set", "memory.ctx_max=128")):      # nobody asked for more
+            self.assertNotIn("note", self.ok(product.run("jllmc", "explain", model, *flags)).err)
 
     def test_dump_is_a_spec_again(self):
         spec = product.write(product.path("cli/mine.lua"), b'jllm_spec(1)\ninclude "cpu"\nmemory { ctx_max = 99 }\nbuckets { 8, 24 }\n'

@@ -134,7 +134,7 @@ class Explain(Report):
         plan = self.plan()
         bad = product.write(product.path("explain/bad.plan"), product.read(plan)[:-1])
         self.refused(product.run("jllmc", "explain", bad, asan=True), 1, "truncated")
-        self.refused(product.run("jllmc", "explain", product.path("explain/none"), asan=True), 1, "cannot open")
+        self.refused(product.run("jllmc", "explain", product.path("explain/none"), asan=True), 3, "cannot open")
         self.refused(product.run("jllmc", "explain", plan, "--spec", "cpu", asan=True), 2, "--spec and --set are for models")
         for args, said in ((("explain",), "one plan or model"), (("explain", plan, plan), "not two"), (("explain", plan, "--op", "x"), "'x'"),
                            (("explain", plan, "--op", "-1"), "'-1'"), (("explain", plan, "-o", "xml"), "md or json")):

@@ -58,9 +58,13 @@ class Header(Fit):
         part = product.read(model)[:self.header_bytes(model) - 1]
         for r in (product.run("jllmc", "fit", product.write(product.path("fit/part.gguf"), part), asan=True),
                   product.run("jllmc", "fit", "-", stdin=part, asan=True)):
-            self.refused(r, 1, r"ends inside a tensor's description: it has \d+ bytes, and at least \d+ are needed")
+            self.refused(r, 1, r"the header is not complete, more of the file is needed: the file ends inside a tensor's description: it has "
+                         r"\d+ bytes, and at least \d+ are needed")
+            self.assertEqual(r.out, b"", "a target alone is no answer")
+        r = product.run("jllmc", "fit", "-", stdin=part[:200], asan=True)
+        self.refused(r, 1, r"the header is not complete, more of the file is needed: ")
         self.refused(product.run("jllmc", "fit", "-", asan=True), 1, r"stdin: the file is empty")
-        self.refused(product.run("jllmc", "fit", product.path("fit/none.gguf"), asan=True), 1, r"none\.gguf: cannot open")
+        self.refused(product.run("jllmc", "fit", product.path("fit/none.gguf"), asan=True), 3, r"none\.gguf: cannot open")
 
     def test_a_pipe_is_left_when_the_header_is_whole(self):
         """Of a download no more is taken than the header needs, rounded up to a power of two of MiB."""

@@ -370,8 +370,8 @@ class Damaged(Profile):
         self.bad(b'{"row":"launch"}\n', "this is no profile")
         self.bad(bytes(range(256)) * 8, "bad.jsonl:1:")
         self.bad(product.read(self.plan), "bad.jsonl:1:")
-        self.refused(product.run("jllmc", "profile", "ops", product.TMP + "/none.jsonl", asan=True), 1, "none.jsonl: No such file")
-        self.refused(product.run("jllmc", "profile", "ops", product.TMP, asan=True), 1, re.escape(product.TMP))
+        self.refused(product.run("jllmc", "profile", "ops", product.TMP + "/none.jsonl", asan=True), 3, "none.jsonl: cannot open this profile: No such file")
+        self.refused(product.run("jllmc", "profile", "ops", product.TMP, asan=True), 3, re.escape(product.TMP))
 
     def test_truncated_anywhere(self):
         data = product.read(save(synthetic()))

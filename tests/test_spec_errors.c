@@ -300,6 +300,8 @@ static void test_include_errors(void **state) {
                   "    include 'a'\n    ^\n");
     expect_report_containing("include 'nosuch'", "error: x.lua:2:1: there is no spec 'nosuch': looked for "
                                                  "nosuch.lua and specs/nosuch.lua; there is agx_orin, cpu, ");
+    expect_report_containing("include 'tuned/nosuch'", "error: x.lua:2:1: there is no spec 'tuned/nosuch': looked for tuned/nosuch.lua and "
+                                                       "specs/tuned/nosuch.lua, then for the same with .jsonl; jllmc tune --spec nosuch makes ");
     write_text("bad.lua", "jllm_spec(1)\nmemory {{");
     expect_report_containing("include 'bad'",
                              "error: bad.lua:2: unexpected symbol near <eof> [spec-syntax]");

@@ -16,6 +16,7 @@ from product import TINY
 SPEC = b'jllm_spec(1)\ninclude "cpu"\ntarget { l2_mib = 1 }\nbuckets { 8 }\n'
 USE = b'include "tuned/own"\n'
 SLOW = b'kernel "matmul" { tokens = 1 }\n'
+SIMT = os.path.join(product.ROOT, "out", "simt")
 PIN = ("--set", "matmul.ahead=4096", "--set", "matmul.turns=16")       # leaves `tokens` to search
 
 
@@ -121,12 +122,17 @@ class Tune(Case):
         r = self.ok(self.tune("--dry-run", asan=True))
         plain, _ = self.select()
         self.assertEqual(facts(r, "dry_run")["launches"], len(plain))
-        self.assertEqual(facts(r, "dry_run")["candidates"], 3 * len(plain))
+        self.assertEqual(facts(r, "dry_run")["candidates"], 2 * len(plain), "besides what the spec chooses")
         r = self.ok(self.tune("--dry-run", pin=()))
         for c in json.loads(r.text)["launches"]:      # one parameter at a time; of turns those count that change what a turn is
             tiles = -(-int(re.search(r"(\d+)x\d+ n=", c["launch"])[1]) // 16)
-            self.assertEqual(c["candidates"], 3 + 4 + len({-(-tiles // turns) for turns in (4, 8, 16, 32, 64)}) - 1, c)
+            self.assertEqual(c["candidates"], 3 + 4 + len({-(-tiles // turns) for turns in (4, 8, 16, 32, 64)}) - 2, c)
         self.assertFalse(os.path.exists(self.file))
+
+    def test_progress_counts_what_a_dry_run_does(self):
+        n = facts(self.ok(self.tune("--dry-run")), "dry_run")["candidates"]
+        r = self.ok(product.run("jllmc", "tune", self.model, "--spec", self.spec, *PIN))
+        self.assertEqual({int(m) for m in re.findall(r"(?m)^\[\d+/(\d+)\] [^w]", r.err)}, {n}, r.err)
 
     def test_rows_of_every_launch_can_be_read(self):
         """Whatever a template of either target matches, numbers and words: a choice for it stands in a file that a compile takes."""
@@ -286,7 +292,11 @@ class Tune(Case):
     def test_timeout(self):
         r = self.ok(self.tune("--timeout", "0.01"))
         self.assertTrue(facts(r)["cut_short"])
-        self.assertNotIn("mixed", {c["search"] for c in rows(self.file, "choice")}, "a search that was cut is none")
+        self.assertEqual((facts(r)["candidates_tried"], rows(self.file)), (0, []), "what was not measured is no choice")
+        self.assertIn("before anything was measured", r.err)
+        product.write(self.spec, SPEC + USE)
+        self.select()
+        product.write(self.spec, SPEC)
         self.ok(self.tune("--continue"))
         self.assertEqual(len(choices(self.file)), len(self.select()[0]))
 
@@ -345,10 +355,27 @@ class Tune(Case):
         for path in (pipe, "/dev/full", self.home):
             self.refused(self.tune("--tuned", path, asan=True), 3, "no file that rows can be kept in|Is a directory")
 
+    def test_cut_in_the_middle(self):
+        """Choices are of launches that were measured, however much of them was."""
+        whole = facts(self.ok(self.tune("--tuned", f"{self.home}/whole.jsonl")))["seconds"]
+        for share in (0.3, 0.6):
+            path = f"{self.home}/part{share}.jsonl"
+            r = self.ok(self.tune("--tuned", path, "--timeout", f"{whole * share:.2f}", pin=()))
+            timed = {json.dumps(t["key"]) for t in rows(path, "tried") if t["status"] == "ok"}
+            self.assertLessEqual({json.dumps(c["key"]) for c in rows(path, "choice") if c["search"].endswith("cut short")}, timed, r)
+
+    def test_no_file_of_a_tune_that_failed(self):
+        path, flags = f"{self.home}/new.jsonl", ("--spec", "h200", "--nvrtc", os.path.join(SIMT, "libnvrtc_simt.so"))
+        for exists in (False, True):
+            if exists:
+                product.write(path, b"")          # a user's own stays
+            self.refused(self.tune("--tuned", path, *flags, pin=(), asan=True, JLLM_LIBCUDA="/none"), 3, "CUDA")
+            self.assertEqual(os.path.exists(path), exists)
+
     def test_usage(self):
         for flags, what in ((("--search", "slow"), "fast, mixed or full"), (("--timeout", "-1"), "seconds"), (("--top", "0"), "--top")):
             self.refused(self.tune(*flags), 2, what)
-        self.refused(self.tune(model=product.path("none.gguf")), 1, "none.gguf")
+        self.refused(self.tune(model=product.path("none.gguf")), 3, "none.gguf")
         old = product.read(product.plan(self.model, "--spec", self.spec))
         cut = product.write(f"{self.home}/cut.plan", old[:-100])
         self.refused(product.run("jllmc", "tune", cut, "--dry-run", asan=True), 1, "truncated")
@@ -435,9 +462,6 @@ class Killed(Case):
             self.refused(self.tune(), 3, "another jllmc writes")
         finally:
             p.terminate(), p.wait()
-
-
-SIMT = os.path.join(product.ROOT, "out", "simt")
 
 
 class Cuda(Case):
