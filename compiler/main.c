@@ -83,6 +83,7 @@ struct options {
 };
 
 static const char *command = "";     /* "compile ", once that is known */
+static const char *command_takes = "";   /* the options it has besides -q, -t and --help, by the letters of parse_options */
 
 static bool begins_with(const char *text, const char *with) { return !strncmp(text, with, strlen(with)); }
 
@@ -336,7 +337,13 @@ static int parse_options(struct options *o, int argc, char **argv, const char **
     int c, rc = 0;
     char *end;
     opterr = 0;
-    while ((c = getopt_long(argc, argv, "o:t:qh", longs, NULL)) != -1) switch (c) {
+    while ((c = getopt_long(argc, argv, "o:t:qh", longs, NULL)) != -1) {
+        if (c != '?' && !strchr(command_takes, c) && !strchr("htq", c)) {
+            const struct option *l = longs;
+            while (l->val != c) l++;
+            return usage_error("this command does not take --%s", l->name);
+        }
+        switch (c) {
         case 's': o->spec = optarg; break;
         case 'h': print_usage(command); exit(finish_stdout(0));
         case 'o':
@@ -374,6 +381,7 @@ static int parse_options(struct options *o, int argc, char **argv, const char **
             if (!parse_tune_option(o, c, &rc)) return usage_error("unknown option or missing value: '%s'", argv[optind - 1]);
             if (rc) return rc;
         }
+    }
     for (*n_positional = 0; optind < argc; optind++) {
         if (*n_positional == FILES_MAX) return usage_error("one argument too many: '%s'", argv[optind]);
         positional[(*n_positional)++] = argv[optind];
@@ -564,10 +572,10 @@ static int command_diff(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    static const struct { const char *name; int (*run)(int argc, char **argv); } commands[] = {
-        {"compile", command_compile}, {"fit", command_fit}, {"explain", command_explain}, {"diff", command_diff},
-        {"inspect", command_inspect}, {"profile", command_profile}, {"tune", command_tune}, {"retune", command_retune},
-        {"pack", command_pack}, {"knobs", command_knobs}, {"spec", command_spec}};
+    static const struct { const char *name; int (*run)(int argc, char **argv); const char *takes; } commands[] = {
+        {"compile", command_compile, "sSopne"}, {"fit", command_fit, "sSpo"}, {"explain", command_explain, "sSOo"}, {"diff", command_diff, "o"},
+        {"inspect", command_inspect, "o"}, {"profile", command_profile, "oTH"}, {"tune", command_tune, "sSwnaucmdo"},
+        {"retune", command_retune, "rkauno"}, {"pack", command_pack, ""}, {"knobs", command_knobs, "sSo"}, {"spec", command_spec, "S"}};
     static const char *const names[] = {"compile", "fit", "explain", "diff", "inspect", "profile", "tune", "retune", "pack", "knobs", "spec"};
     static char name[16];
     base_start();
@@ -577,7 +585,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < COUNT(commands); i++) {
         if (strcmp(argv[1], commands[i].name)) continue;
         snprintf(name, sizeof name, "%s ", argv[1]);
-        command = name;
+        command = name, command_takes = commands[i].takes;
         return commands[i].run(argc - 1, argv + 1);
     }
     const char *near = diag_suggest(argv[1], names, COUNT(names));

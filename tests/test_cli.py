@@ -73,6 +73,14 @@ class Compiler(Cli):
             self.assertEqual(r.err, "")
         self.assertRegex(self.ok(product.run("jllmc", "--version")).text, r"^jllmc \d+\.\d+\.\d+ \(plan version 4\)\n$")
 
+    def test_options_of_other_commands(self):
+        """What a command would not look at is refused, before any file is."""
+        for args in (("pack", "p", "-o", "q"), ("pack", "p", "--top", "3"), ("compile", "m", "--tuned", "t"), ("compile", "m", "--timeout", "3"),
+                     ("retune", "p", "--profile", "f", "--spec", "cpu"), ("inspect", "p", "--set", "a.b=1"), ("diff", "p", "q", "--spec", "cpu"),
+                     ("fit", "m", "--nvrtc", "x"), ("knobs", "--top", "3"), ("tune", "m", "--dry-run", "--html", "x"), ("spec", "check", "cpu", "-o", "md")):
+            flag = [x for x in args if x.startswith("-") and x not in ("--profile", "--dry-run")][0].replace("-o", "--output")
+            self.refused(product.run("jllmc", *args, asan=True), 2, f"this command does not take {flag}\n")
+
     def test_help_of_a_command(self):
         whole = self.ok(product.run("jllmc", "--help")).text
         commands = list(dict.fromkeys(re.findall(r"(?m)^(?:usage:|      ) jllmc (\w+)", whole)))

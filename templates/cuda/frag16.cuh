@@ -112,17 +112,19 @@ DEV u32 biased_bits(u32 w, u32 mask) { return lop3<0xea>(w, mask, 0x64006400); }
 // A constant in a register: less 0 it is none to ptxas, which otherwise copies it there before each prmt.
 DEV u32 kept(u32 v) { return hadd2(v, 0x80008000); }
 
-// 128 + the entries of IQ4's table for the nibbles of block b of a pair: four at a time from each half of the table, then
-// of the two the one that bit 3 says.
+// The entries of IQ4's table for the nibbles of block b of a pair: four at a time from each half of the table, then
+// of the two the one that bit 3 says; bytes of 128 and more or less become halves by way of 1,024 and more. The same halves as those
+// that are looked up below: subnormal ones in their place give sums with other last bits.
 constexpr u32 IQ4_LOW[2] = {0x3F2D1801, 0x766A5D4F}, IQ4_HIGH[2] = {0xA6998D81, 0xF1D9C5B5};
+DEV u32 iq4_half2(u32 lifted) { return hadd2(lifted, 0xE480E480); }    // less 1,024 + 128
 DEV void iq4_entries(uint4 q, int b, u32 (&a)[2][4]) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         const u32 w = word_of(q, i), all = w & 0x77777777, pick = lop3<0xea>(w >> 1, 0x44444444, 0x32103210), at = b ? upper_half2(all) : all;
         const u32 low = prmt(kept(IQ4_LOW[0]), IQ4_LOW[1], at), high = prmt(kept(IQ4_HIGH[0]), IQ4_HIGH[1], at);
         const u32 entries = prmt(low, high, b ? upper_half2(pick) : pick);      // of row g two columns, of g + 8
-        a[i / 2][i % 2 * 2] = prmt(entries, 0, 0x4140);
-        a[i / 2][i % 2 * 2 + 1] = prmt(entries, 0, 0x4342);
+        a[i / 2][i % 2 * 2] = iq4_half2(prmt(entries, 0x64646464, 0x4140));
+        a[i / 2][i % 2 * 2 + 1] = iq4_half2(prmt(entries, 0x64646464, 0x4342));
     }
 }
 
@@ -140,7 +142,7 @@ DEV void iq4_fill() {
     for (u32 byte = threadIdx.x; byte < 256; byte += blockDim.x) {
         const u32 at = byte & 0x77, pick = lop3<0xea>(byte >> 1, 0x44, 0x10);
         const u32 entries = prmt(prmt(IQ4_LOW[0], IQ4_LOW[1], at), prmt(IQ4_HIGH[0], IQ4_HIGH[1], at), pick);
-        const u32 pair = hadd2(prmt(entries, 0x64646464, 0x4140), 0xE480E480);      // less 1,024 + 128
+        const u32 pair = iq4_half2(prmt(entries, 0x64646464, 0x4140));
 #pragma unroll
         for (u32 i = 0; i < 8; i++)     // (eight threads at a time to banks of their own)
             reinterpret_cast<uint4 *>(iq4_pairs())[byte * 8 + (i + byte) % 8] = make_uint4(pair, pair, pair, pair);

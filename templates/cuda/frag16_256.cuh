@@ -129,7 +129,7 @@ struct iq4_xs : blocks_256<2208, 2048, u32, 2176, u32> {    // scales: int8 of b
     struct pair { uint4 q; };
     using blocks_256::load;
     template <class From> DEV void load(pair &p, From tile, u32 index, u32 lane) { load_plane(p.q, tile, index, lane, 0); }
-    enum { UNIT = JT_TABLE ? 1 : 1 << 24 };
+    enum { UNIT = 1 };
     DEV void prepare() {
         if (JT_TABLE) iq4_fill();
     }
@@ -139,13 +139,8 @@ struct iq4_xs : blocks_256<2208, 2048, u32, 2176, u32> {    // scales: int8 of b
     }
     DEV pair_scales scales(const meta &m) { return {{m.s, 0}}; }
     DEV void decode(const pair &p, const pair_scales &, int, int b, u32 (&a)[2][4]) {
-        if (JT_TABLE) {
-            iq4_looked_up(p.q, b, a);
-            return;
-        }
-        iq4_entries(p.q, b, a);
-#pragma unroll
-        for (int i = 0; i < 8; i++) a[i / 4][i % 4] = hadd2(a[i / 4][i % 4], minus2(128));
+        if (JT_TABLE) iq4_looked_up(p.q, b, a);
+        else iq4_entries(p.q, b, a);
     }
     DEV float scale(const meta &m, const pair_scales &s, int h, int b, int) { return half_of(m.d, h) * char_to_float(s.s[0], 2 * h + b); }
     DEV float at(const u8 *tile, u32 r, u32 k) {

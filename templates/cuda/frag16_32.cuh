@@ -94,7 +94,7 @@ struct iq4_nl : centred_32<576, 512, 128, 1> {
     struct pair { uint4 q; };
     using blocks_32::load;
     template <class From> DEV void load(pair &p, From tile, u32 index, u32 lane) { fetch(p.q, tile, index * UNIT_BYTES + lane * 16); }
-    enum { UNIT = JT_TABLE ? 1 : 1 << 24 };
+    enum { UNIT = 1 };
     DEV void prepare() {
         if (JT_TABLE) iq4_fill();
     }
@@ -104,12 +104,8 @@ struct iq4_nl : centred_32<576, 512, 128, 1> {
         return fmaf(d.y, s.odd[0], d.x * s.even[0]);
     }
     DEV void decode(const pair &p, const pair_scales &, int, int b, u32 (&a)[2][4]) {
-        if (JT_TABLE) {
-            iq4_looked_up(p.q, b, a);
-            return;
-        }
-        iq4_entries(p.q, b, a);
-        centre_codes(b, a);
+        if (JT_TABLE) iq4_looked_up(p.q, b, a);
+        else iq4_entries(p.q, b, a);
     }
     DEV float at(const u8 *tile, u32 r, u32 k) { return at_half(scale_at(tile, r, k)) * at_iq4(unit(tile, k), r, k); }
 };
