@@ -785,6 +785,17 @@ class Bench(Cli):
         integers = dict(re.findall(r"(?m)^\d+ threads: [\d.]+ GMAC/s of integers \((\S+)( \w+)?\)$", r.text))
         self.assertTrue({"pmaddwd+paddd", "smlal+smlal2"} & set(integers), r.text)
 
+    def test_a_busy_machine(self):
+        """It is said, as numbers mean little then."""
+        others = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2 * len(os.sched_getaffinity(0)))]
+        try:
+            r = product.run("jllm-bench", self.plan, "-p", 3, "-n", 0, "-r", 1, "-t", 1)
+        finally:
+            for p in others:
+                p.kill()
+                p.wait()
+        self.assertRegex(self.ok(r).err, r"(?m)^warning: the machine is busy, the numbers below are unsteady$")
+
     def test_ops_share_of_instructions(self):
         """A matrix of integers names what it multiplies by, one of floats does not; no kernel beats its instructions."""
         gguf = product.model("--arch", "llama", "--type", "q4_k", "--set", "ffn_down=q8_0", "--set", "attn_q=f16", "--embd", 256, "--ffn", 256,
