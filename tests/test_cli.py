@@ -166,6 +166,41 @@ class Compiler(Cli):
         self.assertRegex(text, r"(?m)^phase \d+ decode n=1 ")
 
 
+class Script(Cli):
+    def test_try_compiles_what_has_changed(self):
+        """Beside other programs; what tunes have written changes nothing until the spec includes it."""
+        where, log = product.folder("script"), product.path("script/log")
+        os.makedirs(f"{where}/out")
+        shutil.copy(os.path.join(product.ROOT, "jllm"), where)
+        for name, does in (("bin/ninja", ""), ("bin/sha256sum", "cat >/dev/null"), ("bin/dpkg-query", "echo install ok installed"), ("out/jllm-run", ""),
+                           ("out/jllmc", f"echo compiled >>{log}; : >out/smollm2.plan")):
+            os.makedirs(os.path.dirname(f"{where}/{name}"), exist_ok=True)
+            os.chmod(product.write(f"{where}/{name}", f"#!/bin/sh\n{does}\n".encode()), 0o755)
+        files = ("templates/cpu/a.c", "specs/cpu.lua", "specs/defaults.lua", "specs/tuned/cpu.jsonl", "cache/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+        for name in files:
+            os.makedirs(os.path.dirname(f"{where}/{name}"), exist_ok=True)
+            product.write(f"{where}/{name}", b"jllm_spec(1)\n")
+
+        def compiles(changed=None, text=b"jllm_spec(1)\n"):
+            for folder, _, names in os.walk(where):
+                for name in names:
+                    os.utime(os.path.join(folder, name), (1e9, 1e9))
+            if changed:
+                product.write(f"{where}/{changed}", text)
+            before = product.read(log) if os.path.exists(log) else b""
+            p = subprocess.run(["sh", "jllm", "try"], cwd=where, stdin=subprocess.DEVNULL, capture_output=True,
+                               env={"PATH": f"{where}/bin:{os.environ['PATH']}", "JLLM_CACHE_DIR": f"{where}/cache"})
+            self.assertEqual(p.returncode, 0, p.stderr)
+            return product.read(log) != before
+        self.assertTrue(compiles())
+        self.assertFalse(compiles())
+        for name in files:
+            self.assertEqual(compiles(name), name != "specs/tuned/cpu.jsonl", name)
+        self.assertTrue(compiles("specs/cpu.lua", b'jllm_spec(1)\ninclude "tuned/cpu"\n'))
+        self.assertFalse(compiles())
+        self.assertTrue(compiles("specs/tuned/cpu.jsonl"))
+
+
 class Specs(Cli):
     def check(self, text, *patterns, flags=()):
         spec = product.write(product.path("cli/bad.lua"), text.encode())
