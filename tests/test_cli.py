@@ -338,6 +338,10 @@ class Run(Cli):
         for flag in ("-cnv", "--conversation", "-i", "--interactive", "-interactive-first"):
             self.usage(product.run("jllm-run", self.hi, "-p", "x", flag, asan=True), rf"(?m)^error: {flag}: jllm-run answers one prompt and ends")
         self.refused(product.run("jllm-run", self.hi, "-p", "x", "--single-launches", asan=True), 2, "--single-launches is for CUDA plans")
+        for flags in (("-sys", "x"), ("--reasoning-budget", "0")):
+            self.refused(product.run("jllm-run", self.hi, "-p", "x", "-no-cnv", *flags, asan=True), 2, f"{' '.join(flags[:1])}.* does not go with -no-cnv")
+            for mode in (("--tokenize",), ("--logits", product.path("cli/l.npy"), "--tokens", "1")):
+                self.usage(product.run("jllm-run", self.hi, *mode, *flags, asan=True), f"{flags[0]}.* goes with a prompt by chat rules")
         self.assertIn("no interactive chat", self.ok(product.run("jllm-run", "--help")).text)
 
     def test_modes_and_prompts(self):
@@ -422,6 +426,7 @@ class Run(Cli):
             self.assertEqual(r.text, "Hi!\n")
             for word in ("load", "prompt eval", "eval", "total", "GB/s", "hash"):
                 self.assertIn(word, r.err)
+            self.assertRegex(r.err, r"(?m)^ +memory += +[\d.]+ MiB at most, with what was read of the plan's [\d.]+ MiB$")
         r = self.ok(product.run("jllm-run", "-m", self.hi, "-p", "Hello", "--temp", 0))
         self.assertEqual(r.text, "Hi!\n")
 
