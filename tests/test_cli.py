@@ -185,6 +185,41 @@ class Compiler(Cli):
         self.assertRegex(text, r"(?m)^phase \d+ decode n=1 ")
 
 
+class Script(Cli):
+    def test_try_compiles_what_has_changed(self):
+        """Beside other programs; what tunes have written changes nothing until the spec includes it."""
+        where, log = product.folder("script"), product.path("script/log")
+        os.makedirs(f"{where}/out")
+        shutil.copy(os.path.join(product.ROOT, "jllm"), where)
+        for name, does in (("bin/ninja", ""), ("bin/sha256sum", "cat >/dev/null"), ("bin/dpkg-query", "echo install ok installed"), ("out/jllm-run", ""),
+                           ("out/jllmc", f"echo compiled >>{log}; : >out/smollm2.plan")):
+            os.makedirs(os.path.dirname(f"{where}/{name}"), exist_ok=True)
+            os.chmod(product.write(f"{where}/{name}", f"#!/bin/sh\n{does}\n".encode()), 0o755)
+        files = ("templates/cpu/a.c", "specs/cpu.lua", "specs/defaults.lua", "specs/tuned/cpu.jsonl", "cache/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+        for name in files:
+            os.makedirs(os.path.dirname(f"{where}/{name}"), exist_ok=True)
+            product.write(f"{where}/{name}", b"jllm_spec(1)\n")
+
+        def compiles(changed=None, text=b"jllm_spec(1)\n"):
+            for folder, _, names in os.walk(where):
+                for name in names:
+                    os.utime(os.path.join(folder, name), (1e9, 1e9))
+            if changed:
+                product.write(f"{where}/{changed}", text)
+            before = product.read(log) if os.path.exists(log) else b""
+            p = subprocess.run(["sh", "jllm", "try"], cwd=where, stdin=subprocess.DEVNULL, capture_output=True,
+                               env={"PATH": f"{where}/bin:{os.environ['PATH']}", "JLLM_CACHE_DIR": f"{where}/cache"})
+            self.assertEqual(p.returncode, 0, p.stderr)
+            return product.read(log) != before
+        self.assertTrue(compiles())
+        self.assertFalse(compiles())
+        for name in files:
+            self.assertEqual(compiles(name), name != "specs/tuned/cpu.jsonl", name)
+        self.assertTrue(compiles("specs/cpu.lua", b'jllm_spec(1)\ninclude "tuned/cpu"\n'))
+        self.assertFalse(compiles())
+        self.assertTrue(compiles("specs/tuned/cpu.jsonl"))
+
+
 class Specs(Cli):
     def check(self, text, *patterns, flags=()):
         spec = product.write(product.path("cli/bad.lua"), text.encode())
@@ -357,6 +392,10 @@ class Run(Cli):
         for flag in ("-cnv", "--conversation", "-i", "--interactive", "-interactive-first"):
             self.usage(product.run("jllm-run", self.hi, "-p", "x", flag, asan=True), rf"(?m)^error: {flag}: jllm-run answers one prompt and ends")
         self.refused(product.run("jllm-run", self.hi, "-p", "x", "--single-launches", asan=True), 2, "--single-launches is for CUDA plans")
+        for flags in (("-sys", "x"), ("--reasoning-budget", "0")):
+            self.refused(product.run("jllm-run", self.hi, "-p", "x", "-no-cnv", *flags, asan=True), 2, f"{' '.join(flags[:1])}.* does not go with -no-cnv")
+            for mode in (("--tokenize",), ("--logits", product.path("cli/l.npy"), "--tokens", "1")):
+                self.usage(product.run("jllm-run", self.hi, *mode, *flags, asan=True), f"{flags[0]}.* goes with a prompt by chat rules")
         self.assertIn("no interactive chat", self.ok(product.run("jllm-run", "--help")).text)
 
     def test_modes_and_prompts(self):
@@ -441,6 +480,7 @@ class Run(Cli):
             self.assertEqual(r.text, "Hi!\n")
             for word in ("load", "prompt eval", "eval", "total", "GB/s", "hash"):
                 self.assertIn(word, r.err)
+            self.assertRegex(r.err, r"(?m)^ +memory += +[\d.]+ MiB at most, with what was read of the plan's [\d.]+ MiB$")
         r = self.ok(product.run("jllm-run", "-m", self.hi, "-p", "Hello", "--temp", 0))
         self.assertEqual(r.text, "Hi!\n")
 
@@ -838,6 +878,17 @@ class Bench(Cli):
         self.assertRegex(r.text, r"(?i)[\d.]+ G?(MAC|FMA|multiply|FLOP)")
         integers = dict(re.findall(r"(?m)^\d+ threads: [\d.]+ GMAC/s of integers \((\S+)( \w+)?\)$", r.text))
         self.assertTrue({"pmaddwd+paddd", "smlal+smlal2"} & set(integers), r.text)
+
+    def test_a_busy_machine(self):
+        """It is said, as numbers mean little then."""
+        others = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2 * len(os.sched_getaffinity(0)))]
+        try:
+            r = product.run("jllm-bench", self.plan, "-p", 3, "-n", 0, "-r", 1, "-t", 1)
+        finally:
+            for p in others:
+                p.kill()
+                p.wait()
+        self.assertRegex(self.ok(r).err, r"(?m)^warning: the machine is busy, the numbers below are unsteady$")
 
     def test_ops_share_of_instructions(self):
         """A matrix of integers names what it multiplies by, one of floats does not; no kernel beats its instructions."""

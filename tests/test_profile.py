@@ -40,7 +40,7 @@ class Profile(product.Case):
     def profile(self, *flags, plan=None):
         to = product.path("prof.jsonl")
         r = self.ok(product.run("jllm-bench", plan or self.plan, "--profile", to, "-r", 3, "-t", 1, *flags, asan=True))
-        self.assertEqual((r.out, r.err), (b"", ""))
+        self.assertEqual((r.out, r.err.splitlines()[-1]), (b"", f"the profile is in {to}: jllmc profile ops reads it"))
         return rows_of(to)
 
 
@@ -145,6 +145,7 @@ class Written(Profile):
         r = self.ok(product.run("jllm-run", self.plan, "-no-cnv", "-p", "a" * 30, "-n", 6, "--ignore-eos", "--temp", 0, "-t", 1, "--profile", to, asan=True))
         n = int(re.search(r"prompt eval time .* / +(\d+) tokens", r.err).group(1))
         steps = int(re.search(r" eval time .* / +(\d+) runs", r.err).group(1))
+        self.assertEqual(r.err.splitlines()[-1], f"the profile is in {to}: jllmc profile ops reads it")
         rows = rows_of(to)
         phases = {(p["kind"], p["n_tokens"]): p["depth"] for p in of(rows, "phase")}
         self.assertEqual(phases.pop(("decode", 1)), n + steps)
@@ -159,7 +160,7 @@ class Written(Profile):
 
     def tables(self, r):
         """{(kind, tokens): (position, ms, [(op, kernel, count, ms, share, GB/s or None)])} of stderr."""
-        parts = re.split(r"(?m)^(\w+) of (\d+) tokens? at position (\d+): ([\d.]+) ms a pass\nop +kernel +count +ms +share +GB/s$", r.err)[1:]
+        parts = re.split(r"(?m)^(\w+) of (\d+) tokens? at position (\d+): ([\d.]+) ms a pass\nop +kernel +count +ms +share +GB/s$", re.sub(r"(?m)^the profile is in .*\n", "", r.err))[1:]
         row = re.compile(r"(?m)^(\w+) +(\w+) +(\d+) +([\d.]+) +([\d.]+) %(?: +([\d.]+))?$")
         out = {}
         for kind, n, depth, ms, body in zip(*(parts[i::5] for i in range(5))):

@@ -17,9 +17,9 @@ static const char usage[] =
     "usage: jllm-run PLAN -p PROMPT [options]\n"
     "       jllm-run PLAN --selftest | --tokenize | --detokenize | --logits FILE.npy -p PROMPT\n"
     "\n"
-    "  -m, --model PLAN         the plan, instead of as the first argument\n"
     "Answers once and ends: no interactive chat, no session files, no JSON output. Options are llama.cpp's where it has them.\n"
     "\n"
+    "  -m, --model PLAN         the plan, instead of as the first argument\n"
     "  -p, --prompt TEXT        the prompt; with chat rules one user message, answered once\n"
     "  -f, --file FILE          the prompt from a file; -: from stdin\n"
     "  -sys, --system-prompt T  the system message\n"
@@ -326,6 +326,8 @@ static void check(const struct args *a) {
         stop(EXIT_USAGE, *a->profile_path ? "--profile goes with an answer" : "--profile takes the name of a file");
     if (a->prompt && a->mode == ARGS_DETOKENIZE)
         stop(EXIT_USAGE, "--detokenize reads ids from stdin, and takes no prompt");
+    if ((a->system || a->plain) && (a->tokens || (a->mode != ARGS_GENERATE && a->mode != ARGS_LOGITS)))
+        stop(EXIT_USAGE, "%s goes with a prompt by chat rules", a->system ? "-sys" : "--reasoning-budget 0");
     bool wants_prompt = a->mode == ARGS_GENERATE || (a->mode == ARGS_LOGITS && !a->tokens);
     if (wants_prompt && !a->prompt) stop(EXIT_USAGE, "no prompt given: -p TEXT or -f FILE");
 }

@@ -17,11 +17,13 @@
 
 enum { ROUNDS_LEAST = 3, THREADS_MAX = 256, AHEAD_MOST = 8192 };
 
-double measure_seconds(void) {
+static double clock_seconds(clockid_t clock) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
+
+double measure_seconds(void) { return clock_seconds(CLOCK_MONOTONIC); }
 
 /* A "Name:  123 kB" line of a file under /proc, in bytes. */
 static uint64_t proc_bytes(const char *path, const char *name) {
@@ -70,7 +72,7 @@ struct crew {
     void (*work)(struct worker *w);
     pthread_barrier_t begin, end;
     bool leave;
-    double mean;       /* seconds of a round, the first left out */
+    double mean, work_seconds;   /* of a round, the first left out: by the clock, and of a thread's processor */
 };
 
 static void *worker_main(void *arg) {
@@ -87,7 +89,7 @@ static void *worker_main(void *arg) {
 static double crew_run(struct crew *crew, struct worker *workers, unsigned n, double seconds) {
     pthread_t threads[THREADS_MAX];
     double best = 1e30, start = measure_seconds();
-    unsigned started = 1;
+    unsigned started = 1, cores = measure_cores(), at_once = n < cores ? n : cores;
     pthread_barrier_init(&crew->begin, NULL, n);
     pthread_barrier_init(&crew->end, NULL, n);
     for (; started < n; started++)
@@ -97,12 +99,13 @@ static double crew_run(struct crew *crew, struct worker *workers, unsigned n, do
         }
     for (int round = 0; round < ROUNDS_LEAST || measure_seconds() - start < seconds; round++) {
         pthread_barrier_wait(&crew->begin);
-        double from = measure_seconds();
+        double from = measure_seconds(), worked = clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
         crew->work(&workers[0]);
         pthread_barrier_wait(&crew->end);
         double took = measure_seconds() - from;
         if (took < best) best = took;
-        if (round) crew->mean += (took - crew->mean) / round;
+        worked = (clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - worked) / at_once;
+        if (round) crew->mean += (took - crew->mean) / round, crew->work_seconds += (worked - crew->work_seconds) / round;
     }
     crew->leave = true;
     pthread_barrier_wait(&crew->begin);
@@ -146,7 +149,7 @@ double measure_read_gbps(unsigned n_threads, size_t bytes, double seconds, bool 
         double took = crew_run(&crew, workers, n, seconds / (double)(sizeof ahead / sizeof *ahead));
         if (took >= best) continue;
         best = took;
-        if (unsteady) *unsteady = crew.mean > 1.5 * took;
+        if (unsteady) *unsteady = crew.mean > 1.5 * took || crew.mean > 1.5 * crew.work_seconds;
     }
     free(data);
     return 1e-9 * (double)(part * n) / best;

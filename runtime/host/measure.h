@@ -16,7 +16,7 @@ size_t measure_private_cache(void);    /* bytes of a core's own caches; an estim
 
 /* Bandwidth of n_threads reading `bytes` of memory over and over, in GB/s; measured for about
  * `seconds`. 0 when there is no memory for it. What fits a cache measures the cache. *unsteady (may be NULL): rounds took
- * half as long again as the best one or more, on average, so that something else was busy. */
+ * half as long again as the best one, or as the processor worked on them, or more: something else was busy. */
 double measure_read_gbps(unsigned n_threads, size_t bytes, double seconds, bool *unsteady);
 
 /* fp32 multiply-adds of n_threads in registers with the widest instructions of this CPU, in

@@ -103,10 +103,11 @@ static void open_tokenizer(struct run *r) {
     section = jllm_plan_section(r->plan, PLAN_CHAT, &bytes);
     if (section && !chat_open(&r->chat, section, bytes, n_vocab, &e)) stop_error(&e);
     r->chatting = section && !r->args.raw;
-    if (!r->chatting && r->args.system)
-        stop(EXIT_USAGE, section ? "-sys does not go with -no-cnv"
-                                 : "-sys needs chat rules, and the plan has none: the "
-                                   "model's chat template is missing or was not understood");
+    if (r->chatting || !(r->args.system || r->args.plain)) return;
+    fprintf(stderr, "error: %s %s\n", r->args.system ? "-sys" : "--reasoning-budget 0",
+            section ? "does not go with -no-cnv"
+                    : "needs chat rules, and the plan has none: the model's chat template is missing or was not understood");
+    exit(EXIT_USAGE);
 }
 
 static void open_session(struct run *r) {

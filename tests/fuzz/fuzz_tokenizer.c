@@ -182,6 +182,7 @@ static void use_edited(uint8_t *section, size_t bytes, struct fuzz_bytes *in) {
     struct tokenizer *t = tokenizer_open(section, bytes, &e);
     if (!t) return;
     tokenizer_encode(t, (const char *)in->p, in->left, &ids, &e);
+    tokenizer_encode_special(t, (const char *)in->p, in->left, &ids, &e);
     decode(t, &ids, &back);
     tokenizer_ids_free(&ids);
     buffer_free(&back);
