@@ -21,6 +21,7 @@ static void test_bounds(void **state) {
         {50000, 1000, 1, COST_BYTES, 1000, 500},         /* 50,000 / (100 * 0.5); 50,000 / 100 */
         {1000, 80000, 1, COST_WEIGHTS, 1000, 10},        /* 40,000 weights / 40 */
         {1000, 80000, 2, COST_WEIGHTS, 500, 10},         /* 20,000 weights, each for two tokens */
+        {0, 80000, 1, COST_FLOPS, 40, 8},                /* no weights: 80,000 / 2000; / 10000 */
         {1000, 8000000, 64, COST_FLOPS, 4000, 800},      /* 8,000,000 / 2000; / 10000 */
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
