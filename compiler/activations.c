@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "cost.h"
+
 static const double cosine_min = 0.99;
 
 static bool same_kind(const struct gguf_tensor *a, const struct gguf_tensor *b) {
@@ -42,5 +44,7 @@ bool activations_report(const struct selftest *t, FILE *out, struct diag *d) {
                    cosine, cosine_min, quant_find(w->type)->name, (unsigned long long)tensor_rows(w), (unsigned long long)tensor_cols(w));
         ok = false;
     }
+    if (ok && out && t->n_q8)
+        fprintf(out, "8-bit activations: errors of many layers add up, so ask this model something before you keep the plan; %s\n", cost_q8_note);
     return ok;
 }

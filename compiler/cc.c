@@ -139,6 +139,14 @@ static const struct arch *find_arch(struct cc *c, const char *name, const char *
     return found;
 }
 
+const char *cc_arch(const struct spec *s, uint64_t *features) {
+    struct cc c = {0};
+    const struct arch *found = find_arch(&c, spec_get(s, "target.arch")->string, spec_get(s, "cc.triple")->string);
+    if (!found) return NULL;
+    *features = found->features;
+    return found->name;
+}
+
 static bool choose_arch(struct toolchain *t, struct cc *c, const struct spec *s, struct arena *a, struct diag *d) {
     const struct spec_value *arch = spec_get(s, "target.arch");
     const char *triple = spec_get(s, "cc.triple")->string, *names = "";

@@ -8,6 +8,9 @@
 
 const char *const cost_bound_names[COST_BOUNDS] = {"bytes", "weights", "flops", "waits"};
 
+const char cost_q8_note[] = "what is expected here takes matrices with 8-bit activations for exact ones: they are faster than that";
+bool cost_is_q8(const char *kernel_name) { return strstr(kernel_name, "_activations_q8"); }
+
 static double fact(const struct spec *s, const char *key) { return spec_get(s, key)->number; }
 
 /* 10^9 of something a second are as many a nanosecond. */
@@ -33,7 +36,7 @@ struct cost cost_launch(const struct plan_rates *r, uint64_t bytes, uint64_t flo
     struct cost c = {.bytes = (double)bytes, .flops = (double)flops};
     double least_bytes = time_at(c.bytes, r->dram_gbps), least_flops = time_at(c.flops, r->peak_gflops);
     double by[] = {[COST_BYTES] = time_at(c.bytes, r->dram_gbps * r->dram_share),
-                   [COST_WEIGHTS] = time_at(c.flops / (2.0 * n_tokens), r->gweights),
+                   [COST_WEIGHTS] = bytes ? time_at(c.flops / (2.0 * n_tokens), r->gweights) : 0,
                    [COST_FLOPS] = time_at(c.flops, r->gflops)};
     unsigned binds = COST_BYTES;
     for (unsigned i = 0; i < COUNT(by); i++)

@@ -21,12 +21,17 @@ void cost_rates(const struct spec *s, struct plan_rates *r);
 /* The rates that hold when a decode step reads this much: dram_gbps is what plan_weights_gbps says. */
 struct plan_rates cost_rates_of_step(const struct plan_rates *r, double decode_bytes);
 
-/* A launch of a phase of n_tokens: expected is the largest of bytes at dram_share of dram_gbps, its weights (flops / 2n) at
- * gweights, and flops at gflops; a barrier adds barrier_us and n_tokens times barrier_token_us. */
+/* A launch of a phase of n_tokens: of one token expected is the largest of bytes at dram_share of dram_gbps, its weights (flops / 2n;
+ * none without bytes) at gweights, and flops at gflops; of more the root of the squares of the larger of the first two and the third. A
+ * barrier adds barrier_us and n_tokens times barrier_token_us. */
 struct cost cost_launch(const struct plan_rates *r, uint64_t bytes, uint64_t flops, uint32_t n_tokens, bool barrier);
 void cost_add(struct cost *sum, const struct cost *more);
 double cost_ns(const struct cost *c);
 enum cost_bound cost_binds(const struct cost *c);   /* by the most time */
+
+/* Whether rates that were measured of exact products say too little of a kernel (by its name): those of 8-bit activations are faster. */
+bool cost_is_q8(const char *kernel_name);
+extern const char cost_q8_note[];
 
 /* Fill cost_ns of every phase. token_ns[i]: what one token less saves in phase i (CPU kernels skip the tokens that a pass
  * does not have; kernels with a fixed grid do not). */

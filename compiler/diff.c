@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "diag.h"
+#include "origin.h"
 #include "sheet.h"
 
 struct side { struct plan_view v; struct sheet s; };
@@ -62,6 +63,42 @@ static json_t *facts_part(struct diff *f) {
         report_set(row, "a", report_text(a[i].value));
         report_set(row, "b", report_text(b[i].value));
     }
+    return rows;
+}
+
+/* --- specs ------------------------------------------------------------------------------------------ */
+
+static json_t *value_of(const struct spec_value *v) {
+    if (v->type == SPEC_STRING) return report_text(v->string);
+    return v->type == SPEC_NUMBER ? report_real(v->number) : json_integer((json_int_t)v->integer);
+}
+
+static bool same_value(const struct spec_value *x, const struct spec_value *y) {
+    if (x->type == SPEC_STRING || y->type == SPEC_STRING) return x->type == y->type && !strcmp(x->string, y->string);
+    return x->number == y->number && x->integer == y->integer;
+}
+
+static void add_keys(json_t *rows, const char *section, const struct spec_field *fields, unsigned n, const struct spec *other, struct arena *a) {
+    for (unsigned i = 0; i < n; i++) {
+        const char *key = arena_printf(a, "%s.%s", section, fields[i].key);
+        const struct spec_value *x = &fields[i].value, *y = spec_get(other, key);
+        if (same_value(x, y)) continue;
+        json_t *row = report_append(rows, json_object());
+        report_set(row, "key", report_text(key));
+        report_set(row, "a", value_of(x));
+        report_set(row, "b", value_of(y));
+    }
+}
+
+/* Of what the two were lowered from, which older plans do not keep. */
+static json_t *spec_part(const struct diff *f) {
+    struct diag silent = {.errors = UINT32_MAX / 2, .warnings = UINT32_MAX / 2};
+    struct origin a, b;
+    json_t *rows = json_array();
+    if (!origin_read(&a, &f->a.v, "a", f->arena, &silent) || !origin_read(&b, &f->b.v, "b", f->arena, &silent)) return rows;
+    add_keys(rows, "target", a.spec.target, a.spec.n_target, &b.spec, f->arena);
+    add_keys(rows, "memory", a.spec.memory, a.spec.n_memory, &b.spec, f->arena);
+    add_keys(rows, "cc", a.spec.cc, a.spec.n_cc, &b.spec, f->arena);
     return rows;
 }
 
@@ -198,22 +235,48 @@ static void add_kernel(json_t *rows, const struct diff *f, const char *differenc
     json_t *row = report_append(rows, json_object());
     report_set(row, "kernel", report_text(x ? x->name : y->name));
     report_set(row, "difference", json_string(difference));
+    report_set(row, "becomes", x && y && strcmp(x->name, y->name) ? report_text(y->name) : json_null());
     set_pair(row, "why", k ? report_text(k->why) : json_null(), l ? report_text(l->why) : json_null(), f->arena);
     set_pair(row, "code_bytes", k ? report_integer(k->code_bytes) : json_null(), l ? report_integer(l->code_bytes) : json_null(), f->arena);
+    if (!f->a.s.cuda && !f->b.s.cuda) return;
     set_pair(row, "registers", k ? report_integer(k->registers) : json_null(), l ? report_integer(l->registers) : json_null(), f->arena);
     set_pair(row, "spill_bytes", k ? report_integer(k->spill_bytes) : json_null(), l ? report_integer(l->spill_bytes) : json_null(), f->arena);
 }
 
+/* Kernels for the same launches, by other names: a matrix multiplies other activations, a cache keeps another type. */
+static bool same_shape(const struct diff *f, const struct named *a, const struct named *b) {
+    const struct plan_kernel *x = &f->a.v.kernels[a->index], *y = &f->b.v.kernels[b->index];
+    return x->m == y->m && x->k == y->k && x->n == y->n && !strcmp(f->a.v.strings + x->template_name, f->b.v.strings + y->template_name) &&
+           !strcmp(f->a.v.strings + x->quant, f->b.v.strings + y->quant);
+}
+
+/* Those without a namesake: the first of equal shape in the order of names belongs to the first. */
+static void add_unpaired(json_t *rows, const struct diff *f, const struct named *a, unsigned n_a, const struct named *b, unsigned n_b) {
+    bool *taken = arena_array(f->arena, n_b + 1u, sizeof *taken);
+    for (unsigned i = 0; i < n_a; i++) {
+        unsigned j = 0;
+        while (j < n_b && (taken[j] || !same_shape(f, &a[i], &b[j]))) j++;
+        if (j < n_b) taken[j] = true;
+        add_kernel(rows, f, j < n_b ? "another" : "only in a", &a[i], j < n_b ? &b[j] : NULL);
+    }
+    for (unsigned j = 0; j < n_b; j++)
+        if (!taken[j]) add_kernel(rows, f, "only in b", NULL, &b[j]);
+}
+
 static json_t *kernels_part(const struct diff *f) {
     json_t *rows = json_array();
-    const struct named *a = kernels_sorted(&f->a, f->arena), *b = kernels_sorted(&f->b, f->arena);
+    struct named *a = kernels_sorted(&f->a, f->arena), *b = kernels_sorted(&f->b, f->arena);
+    unsigned n_a = 0, n_b = 0;      /* so many without a namesake, moved to the front */
     for (uint32_t i = 0, j = 0; i < f->a.v.n_kernels || j < f->b.v.n_kernels;) {
         int c = i == f->a.v.n_kernels ? 1 : j == f->b.v.n_kernels ? -1 : strcmp(a[i].name, b[j].name);
-        const char *how = c < 0 ? "only in a" : c > 0 ? "only in b" : kernel_difference(&f->a, a[i].index, &f->b, b[j].index, f->arena);
-        if (*how) add_kernel(rows, f, how, c <= 0 ? &a[i] : NULL, c >= 0 ? &b[j] : NULL);
+        const char *how = c ? "" : kernel_difference(&f->a, a[i].index, &f->b, b[j].index, f->arena);
+        if (*how) add_kernel(rows, f, how, &a[i], &b[j]);
+        if (c < 0) a[n_a++] = a[i];
+        if (c > 0) b[n_b++] = b[j];
         i += c <= 0;
         j += c >= 0;
     }
+    add_unpaired(rows, f, a, n_a, b, n_b);
     return rows;
 }
 
@@ -246,22 +309,53 @@ static json_t *weights_part(const struct diff *f) {
 
 /* --- sections: what decides ------------------------------------------------------------------------- */
 
+/* Tables whose rows name strings by where they stand, which is another place as soon as a string before them is longer. The strings
+ * themselves are thereby compared, too. */
+#define AT(type, field) offsetof(struct type, field)
+static const struct table { uint32_t kind; size_t row_bytes; unsigned n; size_t names[8]; } tables[] = {
+    {PLAN_INFO, sizeof(struct plan_info), 8, {AT(plan_info, model_name), AT(plan_info, arch_name), AT(plan_info, file_name),
+        AT(plan_info, spec_name), AT(plan_info, spec_hash), AT(plan_info, target_name), AT(plan_info, compiler_name), AT(plan_info, quant_name)}},
+    {PLAN_KERNELS, sizeof(struct plan_kernel), 4,
+        {AT(plan_kernel, name), AT(plan_kernel, detail), AT(plan_kernel, template_name), AT(plan_kernel, quant)}},
+    {PLAN_LAUNCHES, sizeof(struct plan_launch), 1, {AT(plan_launch, op)}},
+    {PLAN_WEIGHTS, sizeof(struct plan_piece), 3, {AT(plan_piece, name), AT(plan_piece, quant), AT(plan_piece, layout)}},
+    {PLAN_MEMORY, sizeof(struct plan_memory), 1, {AT(plan_memory, name)}},
+};
+
+static bool same_row(const struct diff *f, const struct table *t, const uint8_t *x, const uint8_t *y) {
+    uint8_t a[sizeof(struct plan_info)], b[sizeof a];
+    memcpy(a, x, t->row_bytes), memcpy(b, y, t->row_bytes);
+    for (unsigned i = 0; i < t->n; i++) {
+        uint32_t p, q;
+        memcpy(&p, a + t->names[i], sizeof p), memcpy(&q, b + t->names[i], sizeof q);
+        if (strcmp(f->a.v.strings + p, f->b.v.strings + q)) return false;
+        memset(a + t->names[i], 0, sizeof p), memset(b + t->names[i], 0, sizeof q);
+    }
+    return !memcmp(a, b, t->row_bytes);
+}
+
 static bool same_section(const struct diff *f, uint32_t kind) {
     uint64_t n = 0, m = 0;
-    const void *x = sheet_section(&f->a.v, kind, &n), *y = sheet_section(&f->b.v, kind, &m);
-    return !x == !y && n == m && (!x || !memcmp(x, y, n));
+    const uint8_t *x = sheet_section(&f->a.v, kind, &n), *y = sheet_section(&f->b.v, kind, &m);
+    const struct table *t = tables;
+    while (t < tables + COUNT(tables) && t->kind != kind) t++;
+    if (!x != !y || n != m) return false;
+    if (t == tables + COUNT(tables)) return !x || !memcmp(x, y, n);
+    for (uint64_t at = 0; x && at < n; at += t->row_bytes)
+        if (!same_row(f, t, x + at, y + at)) return false;
+    return true;
 }
 
 static json_t *sections_part(struct diff *f) {
     static const char *const names[PLAN_SECTION_KINDS] = {
-        [PLAN_INFO] = "info", [PLAN_STRINGS] = "strings", [PLAN_CODE] = "code", [PLAN_KERNELS] = "kernels", [PLAN_ARGS] = "arguments",
+        [PLAN_INFO] = "info", [PLAN_CODE] = "code", [PLAN_KERNELS] = "kernels", [PLAN_ARGS] = "arguments",
         [PLAN_LAUNCHES] = "launches", [PLAN_PHASES] = "phases", [PLAN_COVER] = "cover", [PLAN_WEIGHTS] = "weights",
         [PLAN_MEMORY] = "memory", [PLAN_TOKENIZER] = "tokenizer", [PLAN_CHAT] = "chat", [PLAN_TESTS] = "tests",
         [PLAN_TEST_INPUTS] = "test inputs", [PLAN_TEST_VALUES] = "test values", [PLAN_TEST_MODEL] = "test of the model",
         [PLAN_FORECAST] = "forecast", [PLAN_ORIGIN] = "origin"};
     json_t *list = json_array();
     for (uint32_t kind = 1; kind < PLAN_SECTION_KINDS; kind++)
-        if (!same_section(f, kind)) report_append(list, json_string(names[kind]));
+        if (names[kind] && !same_section(f, kind)) report_append(list, json_string(names[kind]));
     if (memcmp(&f->a.v.header->gguf_hash, &f->b.v.header->gguf_hash, sizeof f->a.v.header->gguf_hash))
         report_append(list, json_string("hash of the GGUF"));
     f->differs = json_array_size(list) > 0;
@@ -290,6 +384,7 @@ static void print(struct diff *f, const char *a_path, const char *b_path, enum r
         return;
     }
     report_set(root, "facts", facts_part(f));
+    report_set(root, "spec", spec_part(f));
     report_set(root, "costs", costs_part(f));
     report_set(root, "steps", steps_part(f));
     report_set(root, "kernels", kernels_part(f));
@@ -305,6 +400,7 @@ int diff_print(const char *a_path, const char *b_path, enum report_format format
         return 2;
     }
     print(&f, a_path, b_path, format, out);
+    if (f.differs && f.a.s.q8 != f.b.s.q8) diag_note(d, "%s", cost_q8_note);
     plan_close(&f.a.v);
     plan_close(&f.b.v);
     return f.differs ? 1 : 0;

@@ -216,6 +216,7 @@ static int print_sheet(const struct explainer *e, const struct sheet *s, const s
         return 2;
     }
     if (!s->has_rates) diag_warning(e->d, "forecast", NULL, "this plan does not hold its spec's facts, so that times are 0: compile it again");
+    if (s->q8) diag_note(e->d, "%s", cost_q8_note);
     json_t *root = json_object();
     report_set(root, v ? "plan" : "model", subject_part(s));
     if (e->o->launch >= 0) {

@@ -18,7 +18,7 @@ struct fit {
     json_t *rows;
     const struct gguf *gguf;
     const char *label;
-    bool warned;                 /* of what holds for every context length */
+    bool warned, said;           /* of what holds for every context length, and for all files */
 };
 
 static double per_second(double ns) { return ns > 0 ? 1e9 / ns : 0; }
@@ -90,6 +90,8 @@ static bool fit_context(struct fit *t, uint32_t ctx, const char *quants) {
     struct lowered l;
     bool ok = load_spec(t, ctx, &s, &a, d) && lower_model(&l, t->gguf, &s, &a, d);
     if (ok) add_row(t, &l, quants);
+    for (unsigned i = 0; ok && !t->said && i < l.program.n_kernels; i++)
+        if (cost_is_q8(l.program.kernels[i].name)) diag_note(t->d, "%s", cost_q8_note), t->said = true;
     t->d->errors += silent.errors;
     t->warned = true;
     arena_free(&a);

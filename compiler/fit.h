@@ -15,7 +15,7 @@ struct fit_options {
 };
 
 /* One table for all files; "-" is a header on stdin. 0, or the exit code: 1 when a file cannot be compiled for the target
- * (diagnostics say why; the others are in the table), or the spec is wrong. */
+ * (diagnostics say why; the others are in the table, which is not printed when it is empty), or the spec is wrong. */
 int fit_print(const char *const *paths, unsigned n, const struct fit_options *o, FILE *out, struct arena *a, struct diag *d);
 
 /* "orin_nano: 31.2 tok/s (bytes bind), 33 tokens in 41 ms, …": the line at the end of a compile. */

@@ -66,7 +66,7 @@ static const char usage[] =
     "knobs    what a spec can tune: legal values, defaults, what each does, the line that sets it.\n"
     "spec     dump prints the merged spec and where each value came from; check only checks it.\n"
     "\n"
-    "Results go to stdout, everything else to stderr. Exit 0 ok, 1 bad input, 2 usage, 3 environment.\n";
+    "Results go to stdout, everything else to stderr. Exit 0 ok, 1 bad input, 2 usage, 3 what this machine lacks.\n";
 
 enum stage { STAGE_PLAN, STAGE_GRAPH, STAGE_SELECT, STAGE_MEMORY, STAGE_SOURCE, STAGE_RESOURCES, STAGE_TEXT };
 static const char *const stage_names[] = {"", "graph", "select", "memory", "source", "resources", "plan-text"};

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cc.h"
 #include "kernel.h"
 
 const char *const sheet_phase_names[PLAN_PHASE_CANDIDATES + 1] = {"", "prefill", "head", "decode", "candidates"};
@@ -21,6 +22,7 @@ const void *sheet_section(const struct plan_view *v, uint32_t kind, uint64_t *by
 /* Each launch's phase, and the rates. */
 static void link_phases(struct sheet *s) {
     double decode_bytes = 0;
+    for (uint32_t i = 0; i < s->n_kernels; i++) s->q8 |= cost_is_q8(s->kernels[i].name);
     for (uint32_t i = 0; i < s->n_phases; i++)
         for (uint32_t j = 0; j < s->phases[i].n_launches; j++) {
             struct sheet_launch *l = &s->launches[s->phases[i].first_launch + j];
@@ -44,10 +46,9 @@ struct cost sheet_phase_cost(const struct sheet *s, const struct sheet_phase *p)
 }
 
 /* Templates use vectors of 32 bytes, which a compiler splits where registers are shorter. */
-static unsigned vector_bits(const struct plan_info *n) {
+static unsigned vector_bits(uint64_t features) {
     enum { AVX2 = 1, AVX512F = 5 };
-    if (n->device != PLAN_DEVICE_CPU) return 0;
-    return n->features >> AVX512F & 1 ? 512 : n->features >> AVX2 & 1 ? 256 : 128;
+    return features >> AVX512F & 1 ? 512 : features >> AVX2 & 1 ? 256 : 128;
 }
 
 static void take_forecast(struct sheet *s, const struct plan_view *v) {
@@ -60,7 +61,8 @@ static void take_forecast(struct sheet *s, const struct plan_view *v) {
 void sheet_of_plan(struct sheet *s, const struct plan_view *v, struct arena *a) {
     const struct plan_info *n = v->info;
     *s = (struct sheet){.model = v->strings + n->model_name, .spec = v->strings + n->spec_name, .target = v->strings + n->target_name,
-                        .cuda = n->device == PLAN_DEVICE_CUDA, .sm = n->sm_arch, .vector_bits = vector_bits(n),
+                        .cuda = n->device == PLAN_DEVICE_CUDA, .sm = n->sm_arch,
+                        .vector_bits = n->device == PLAN_DEVICE_CPU ? vector_bits(n->features) : 0,
                         .n_kernels = v->n_kernels, .n_launches = v->n_launches, .n_phases = v->n_phases};
     take_forecast(s, v);
     s->kernels = arena_array(a, s->n_kernels + 1u, sizeof *s->kernels);
@@ -85,9 +87,13 @@ void sheet_of_plan(struct sheet *s, const struct plan_view *v, struct arena *a) 
 
 void sheet_of_program(struct sheet *s, const struct program *p, const struct plan_forecast *f, struct arena *a) {
     const char *arch = spec_get(p->spec, "target.arch")->string, *device = spec_get(p->spec, "target.device")->string;
+    uint64_t features;
+    const char *own = strcmp(device, "cpu") ? NULL : cc_arch(p->spec, &features);
+    if (own) arch = own;
     *s = (struct sheet){.model = p->model->name, .spec = p->spec->file, .target = arena_printf(a, "%s %s", device, arch),
                         .cuda = !strcmp(device, "cuda"), .has_rates = true, .forecast = *f,
                         .n_kernels = p->n_kernels, .n_launches = p->n_launches, .n_phases = p->n_phases};
+    if (own) s->vector_bits = vector_bits(features);
     if (s->cuda) s->sm = (uint32_t)atoi(arch + strlen("sm_"));
     s->kernels = arena_array(a, s->n_kernels + 1u, sizeof *s->kernels);
     s->launches = arena_array(a, s->n_launches + 1u, sizeof *s->launches);

@@ -26,6 +26,7 @@ struct sheet_phase { enum plan_phase_kind kind; uint32_t n_tokens, first_launch,
 struct sheet {
     const char *model, *spec, *target;
     bool cuda, has_rates;        /* plans of before the forecast have no rates */
+    bool q8;                     /* see cost_is_q8 */
     uint32_t sm;                 /* cuda */
     unsigned vector_bits;        /* cpu: of the widest registers that kernels use; 0: not known yet */
     struct plan_forecast forecast;

@@ -320,6 +320,8 @@ bool tuner_begin(struct tuner *t) {
     t->start = base_seconds();
     t->results = arena_array(t->a, t->all.n_units + 1u, sizeof *t->results);
     progress_begin(&t->progress, 0);
+    bench_init(&t->bench, &t->toolchain, t->all.program);
+    if (!identify(t)) return false;
     for (uint32_t i = 0; i < t->all.n_units; i++) {
         const struct tune_unit *u = &t->all.units[i];
         struct stage s = {.template = u->template};
@@ -329,8 +331,7 @@ bool tuner_begin(struct tuner *t) {
         count_first(t, i);
     }
     t->n_planned = t->n_later;
-    bench_init(&t->bench, &t->toolchain, t->all.program);
-    return identify(t);
+    return true;
 }
 
 void tuner_end(struct tuner *t) {

@@ -27,6 +27,7 @@ static void test_bounds(void **state) {
         {1500, 80000, 64, COST_FLOPS, 50, 15},           /* 1,500 / 50 and 80,000 / 2000: 30 and 40 */
         {2000, 60000, 64, COST_BYTES, 50, 20},
         {1000, 8000000, 64, COST_FLOPS, hypot(1562.5, 4000), 800},   /* 62,500 weights / 40; 8,000,000 / 2000 */
+        {0, 80000, 1, COST_FLOPS, 40, 8},                /* no weights: 80,000 / 2000; / 10000 */
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         struct cost c = cost_launch(&rates, cases[i].bytes, cases[i].flops, cases[i].n, false);

@@ -63,10 +63,12 @@ class Explain(Report):
         f = self.report("explain", self.plan())
         for row in f["kernels"]:
             n = int(re.search(r"_n(\d+)", row["kernel"]).group(1))
-            bytes_us, weights_us, flops_us = row["mb"] / 10 * 1e3, row["mflops"] / (2 * n) / 20 * 1e3, row["mflops"] / 50 * 1e3
+            bytes_us, weights_us, flops_us = row["mb"] / 10 * 1e3, bool(row["mb"]) * row["mflops"] / (2 * n) / 20 * 1e3, row["mflops"] / 50 * 1e3
             most = max(bytes_us, weights_us, flops_us)
             self.assertAlmostEqual(row["expected_us"], most, delta=1e-5 + 1e-4 * most)
             self.assertAlmostEqual(row["floor_us"], bytes_us, delta=1e-5 + 1e-4 * bytes_us)
+            if row["op"] in ("rope", "attention") and not row["mb"]:
+                self.assertNotEqual(row["binds"], "weights", row)
             if row["binds"] and most > 1e-2:
                 self.assertEqual(row["binds"], {bytes_us: "bytes", weights_us: "weights", flops_us: "flops"}[most])
 
@@ -104,10 +106,13 @@ class Explain(Report):
         plan, of_model = self.report("explain", self.plan()), self.report("explain", header, "--spec", self.spec(), *FLAGS)
         self.assertEqual(list(of_model), ["model", "steps", "ops", "kernels"])
         self.assertEqual((plan["steps"], plan["ops"]), (of_model["steps"], of_model["ops"]))
-        for a, b in zip(plan["kernels"], of_model["kernels"]):
-            self.assertIsNone(b.pop("vector_bits"))
-            self.assertIn(a.pop("vector_bits"), (128, 256, 512))
-            self.assertEqual(a, b)
+        self.assertEqual(plan["kernels"], of_model["kernels"])
+        self.assertEqual({k: plan["plan"][k] for k in ("target", "vector_bits")}, {k: of_model["model"][k] for k in ("target", "vector_bits")})
+        self.assertNotIn("native", plan["plan"]["target"])
+        for arch, bits in (("portable", 128), ("x86-64-v3", 256), ("x86-64-v4", 512), ("aarch64", 128)):
+            said = self.report("explain", header, "--set", f"target.arch={arch}")["model"]
+            self.assertEqual((said["target"], said["vector_bits"]), (f"cpu {arch}", bits))
+        self.assertEqual((said["peak_gflops"], said["gweights"]), (None, None), "what a spec does not state is no 0")
         self.assertEqual({k["threads"] for k in self.report("explain", header, "--spec", "h200")["kernels"] if "rms_norm" in k["kernel"]}, {512})
 
     def test_one_launch(self):
@@ -154,7 +159,7 @@ class Diff(Report):
         self.assertEqual((r.out, r.err), (b"", ""))
         f = self.report("diff", a, copy)
         self.assertEqual((f["plans"]["same"], f["plans"]["sections_that_differ"]), (True, []))
-        self.assertEqual([f[k] for k in ("facts", "steps", "kernels", "weights")], [[]] * 4)
+        self.assertEqual([f[k] for k in ("facts", "spec", "steps", "kernels", "weights")], [[]] * 5)
         self.assertEqual({c["change"] for c in f["costs"]}, {0})
 
     def test_a_parameter(self):
@@ -164,7 +169,9 @@ class Diff(Report):
         self.assertEqual({k["difference"] for k in f["kernels"]}, {"parameters"})
         self.assertTrue(all(k["kernel"].startswith("jk_matmul") for k in f["kernels"]))
         self.assertEqual({(k["a_why"], k["b_why"]) for k in f["kernels"]}, {(f"tokens=4 (default), {OTHERS}", f"tokens=1 (--set), {OTHERS}")})
-        self.assertEqual((f["weights"], f["steps"]), ([], []))
+        self.assertEqual((f["spec"], f["weights"], f["steps"]), ([], [], []))
+        self.assertEqual(set(f["plans"]["sections_that_differ"]), {"info", "code", "kernels", "memory", "origin"}, "memory: of the code")
+        self.assertLessEqual({"registers", "a_registers", "a_spill_bytes"} & set(f["kernels"][0]), set(), "a CPU has none")
         self.markdown_agrees("diff", self.plan(), self.plan("--set", "matmul.tokens=1"), rc=1)
 
     def test_weights_and_model(self):
@@ -193,10 +200,35 @@ class Diff(Report):
         """The same parameters, said by something else: nothing that runs is another."""
         model = product.model(*TINY)
         a, b = product.plan(model), product.plan(model, "--set", "matmul.tokens=4")
-        kernels = self.report("diff", a, b, rc=1)["kernels"]
-        self.assertEqual({k["difference"] for k in kernels}, {"reason"})
+        f = self.report("diff", a, b, rc=1)
+        self.assertEqual({k["difference"] for k in f["kernels"]}, {"reason"})
+        self.assertEqual(set(f["plans"]["sections_that_differ"]), {"info", "kernels", "origin"}, "where strings stand is no difference")
         self.assertEqual({k["difference"] for k in self.report("diff", a, product.plan(model, "--set", "matmul.tokens=2"), rc=1)["kernels"]},
                          {"parameters"})
+
+    def test_keys_of_specs(self):
+        f = self.report("diff", self.plan(), self.plan("--set", "memory.kv=i16", "--set", "target.dram_gbps=7.5"), rc=1)
+        self.assertEqual(f["spec"], [{"key": "target.dram_gbps", "a": 12, "b": 7.5}, {"key": "memory.kv", "a": "f32", "b": "i16"}])
+
+    def test_kernels_by_another_name(self):
+        """A matrix that multiplies other activations is the same matrix."""
+        a, b = self.plan(), self.plan("--set", "matmul.activations=q8")
+        r = product.run("jllmc", "diff", a, b, "-o", "json", asan=True)
+        self.assertEqual(r.rc, 1, str(r))
+        kernels = json.loads(r.text)["kernels"]
+        self.assertTrue(kernels)
+        for k in kernels:
+            if "_matmul_" in k["kernel"]:
+                self.assertEqual((k["difference"], k["becomes"]), ("another", re.sub(r"(_n\d+)", r"\1_activations_q8", k["kernel"], count=1)
+                                 if "_residual" not in k["kernel"] else k["becomes"]), k)
+                self.assertEqual(re.findall(r"_[mkn]\d+|residual\d", k["kernel"]), re.findall(r"_[mkn]\d+|residual\d", k["becomes"]))
+                self.assertIn("activations=q8", k["b_why"])
+        note = r"(?m)^note: what is expected here takes matrices with 8-bit activations for exact ones: they are faster than that$"
+        self.assertRegex(r.err, note)
+        for args in (("explain", b), ("fit", product.model(*TINY), "--set", "matmul.activations=q8")):
+            r = self.ok(product.run("jllmc", *args, asan=True))
+            self.assertEqual(len(re.findall(note, r.err)), 1, r.err)
+        self.assertEqual(self.ok(product.run("jllmc", "explain", a)).err, "")
 
     def test_buckets(self):
         a, b = product.plan(product.model(*TINY), "--set", "buckets=8,16"), product.plan(product.model(*TINY), "--set", "buckets=8,24")

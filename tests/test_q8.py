@@ -72,6 +72,7 @@ class Choice(product.Case):
         r = self.ok(self.compile(text % 12345))
         self.assertRegex(r.err, r"(?m)^8-bit activations: 5 of q4_k 256x256: error \d\.\d\d % \(worst \d\.\d\d %: blk\.0\.\S+\); "
                                 r"seeded 0\.\d\d %, with an outlier [01]\.\d\d %$")
+        self.assertEqual(len(re.findall(r"(?m)^8-bit activations: errors .* ask this model something before you keep the plan; .*faster", r.err)), 1)
         inspected = json.loads(self.ok(product.run("jllmc", "inspect", product.path("q8/p.plan"), "-o", "json")).text)
         text_of = json.dumps(inspected)
         self.assertIn("jk_matmul_q4_k_m256_k256_n1_activations_q8", text_of)

@@ -132,7 +132,9 @@ class Tune(Case):
     def test_progress_counts_what_a_dry_run_does(self):
         n = facts(self.ok(self.tune("--dry-run")), "dry_run")["candidates"]
         r = self.ok(product.run("jllmc", "tune", self.model, "--spec", self.spec, *PIN))
-        self.assertEqual({int(m) for m in re.findall(r"(?m)^\[\d+/(\d+)\] [^w]", r.err)}, {n}, r.err)
+        first, *rest = [int(m) for m in re.findall(r"(?m)^\[\d+/(\d+)\] [^w]", r.err)]
+        self.assertEqual(first, n, r.err)
+        self.assertLessEqual(n, min(rest), "what is measured again comes on top")
 
     def test_rows_of_every_launch_can_be_read(self):
         """Whatever a template of either target matches, numbers and words: a choice for it stands in a file that a compile takes."""
