@@ -277,6 +277,13 @@ static bool profile_read(struct profile *p, const char *path, struct arena *a, s
 static json_t *some(double x) { return x > 0 ? report_real(x) : json_null(); }
 static json_t *whole(double x) { return x > 0 && x < 0x1p63 ? json_integer((json_int_t)x) : json_null(); }
 
+/* A pass that takes much longer than its launches does not lose that in any of them: cores are busy, or threads wait. */
+#define WAITS_FROM 1.5
+static double times_its_launches(const json_t *phase) {
+    double single = profile_number(phase, "single_us");
+    return single > 0 ? profile_number(phase, "replay_us") / single : 0;
+}
+
 static double tokens_per_second(const json_t *phase) {
     bool tokens = !strcmp(profile_text(phase, "kind"), "decode") || !strcmp(profile_text(phase, "kind"), "prefill");
     return tokens ? 1e6 * profile_number(phase, "n_tokens") / profile_number(phase, "replay_us") : 0;
@@ -299,6 +306,7 @@ static json_t *phases_part(const struct profile *p) {
         report_set(row, "floor_pct", some(replay > 0 ? 100 * floor / replay : 0));
         report_set(row, "one_by_one_us", report_real(single));
         report_set(row, "launching_us", some(single - replay));   /* a noisy clock finds none */
+        report_set(row, "pass", times_its_launches(ph->row) > WAITS_FROM ? json_string("waits") : json_null());
         report_set(row, "loses_most", report_text(ph->ops[0].op));
         report_set(row, "lost_us", report_real(ph->ops[0].lost_us));
         report_set(row, "cause", ph->ops[0].cause ? json_string(ph->ops[0].cause) : json_null());
@@ -388,6 +396,14 @@ static void print_csv(json_t *rows, FILE *out) {
     }
 }
 
+static void print_waiting(const struct profile *p, FILE *out) {
+    unsigned i = 0;
+    while (i < p->n_phases && !(times_its_launches(p->phases[i].row) > WAITS_FROM)) i++;
+    if (i < p->n_phases)
+        fprintf(out, "\nA pass of %s takes %.1f times its launches one by one: the machine is busy, or threads wait for each other.\n",
+                p->phases[i].label, times_its_launches(p->phases[i].row));
+}
+
 static void print_tables(const struct profile *p, const struct profile_options *o, FILE *out, struct arena *a) {
     bool ops = o->view == PROFILE_OPS;
     json_t *rows = ops ? ops_part(p) : phases_part(p), *root = json_object(), *facts = json_object();
@@ -402,6 +418,7 @@ static void print_tables(const struct profile *p, const struct profile_options *
     if (ops) json_decref(facts);
     else report_set(root, "profile", facts);
     report_finish(root, o->format == PROFILE_JSON ? REPORT_JSON : REPORT_MARKDOWN, out);
+    if (!ops && o->format == PROFILE_MD) print_waiting(p, out);
 }
 
 /* --- files ----------------------------------------------------------------------------------------- */

@@ -317,6 +317,26 @@ class Read(Profile):
         self.assertEqual({s["launching_us"] for s in steps}, {None})
         self.assertNotRegex(self.said(save(rows), "summary"), r"\| -\d")
 
+    def test_a_pass_that_waits(self):
+        """What is lost in no launch is said: one pass of the two takes 1.6 times its launches."""
+        rows = synthetic()
+        prefill, decode = of(rows, "phase")
+        for times, want in ((1.6, "waits"), (1.4, None)):
+            prefill["replay_us"] = prefill["single_us"]
+            decode["replay_us"] = decode["single_us"] * times
+            path = save(rows)
+            steps = json.loads(self.said(path, "summary", "-o", "json"))["steps"]
+            self.assertEqual({s["step"]: s["pass"] for s in steps}, {"decode": want, "prefill 1": None})
+            sentence = "A pass of decode takes 1.6 times its launches one by one: the machine is busy, or threads wait for each other."
+            self.assertEqual(sentence in self.said(path, "summary"), want is not None)
+            self.assertNotIn("one by one:", self.said(path, "ops"))
+
+    def test_columns_are_on_the_page(self):
+        page = product.read(os.path.join(product.ROOT, "docs", "profile.md")).decode()
+        for view, key in (("summary", "steps"), ("ops", "ops")):
+            got = json.loads(self.said(save(synthetic()), view, "-o", "json"))
+            self.assertEqual([c for c in {*got[key][0], *got["loses_most"]} if f"`{c}`" not in page], [])
+
     def test_trace(self):
         path, to = save(synthetic()), product.path("t.json")
         self.said(path, "ops", "--trace", to)
