@@ -82,13 +82,13 @@ static void make_finite(struct plan_builder *b) {
     memset(embed + TINY_HUGE_ID * TINY_EMBD, 0, 2 * TINY_EMBD * sizeof *embed);
 }
 
-/* Wherever the device dies, while it runs ahead too, there is one line and the exit code of a device. */
-static void bench_dies(const char *path, const char *const *args, int apart) {
+/* Wherever the device dies, while it runs ahead too, there is one line and the exit code of a device. said: where it does not. */
+static void bench_dies(const char *path, const char *const *args, int apart, const char *said) {
     char err[4096];
     int n_failed = 0;
     play("");
     if (run_program("jllm-bench", path, args, 2, err, sizeof err)) fail_msg("%s", err);
-    assert_string_equal(err, "");
+    assert_string_equal(err, said);
     for (int n = 10; n < 10000; n += apart, n_failed++) {
         play("die=%d", n);
         int code = run_program("jllm-bench", path, args, 2, err, sizeof err);
@@ -107,8 +107,8 @@ static void test_bench(void **state) {
     tiny_cuda(&b, NULL);
     make_finite(&b);
     char *path = plan_write(b.file.data, b.file.bytes);
-    bench_dies(path, tests, 7);
-    bench_dies(path, ops, 41);
+    bench_dies(path, tests, 7, "");
+    bench_dies(path, ops, 41, "");
     unlink(path);
     free(path);
     build_free(&b);
@@ -181,10 +181,11 @@ static void test_bench_profile(void **state) {
     static char text[20000], again[20000], out[4096];
     tiny_cuda(&b, NULL);
     make_finite(&b);
-    char *path = plan_write(b.file.data, b.file.bytes), to[4110];
+    char *path = plan_write(b.file.data, b.file.bytes), to[4110], said[4200];
     snprintf(to, sizeof to, "%s.jsonl", path);
     const char *const args[] = {"--profile", to, "--ops", "1,16", "-r", "3", "-d", "2", NULL}, *const all[] = {"--profile", to, "-r", "1", NULL};
-    bench_dies(path, args, 41);
+    snprintf(said, sizeof said, "the profile is in %s: jllmc profile ops reads it\n", to);
+    bench_dies(path, args, 41, said);
     read_text(to, text, sizeof text);
     assert_non_null(strstr(text, "{\"row\":\"profile\",\"version\":1,"));
     assert_true(profile_number(text, "\"row\":\"profile\"", "\"sms\":") == 8 && profile_number(text, "\"row\":\"profile\"", "\"here_gbps\":") == 64);
