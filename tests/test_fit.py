@@ -168,14 +168,18 @@ class Table(Fit):
             self.assertRegex(r.err, r"(?m)^ +bandwidth .*GB/s of weights, .* GB/s that 1 threads read from \d+ MiB(; the machine is busy, these numbers are unsteady)?$")
             if m:
                 break
-        self.assertTrue(m, r.err)
-        rate, of_floor, floor, of_expected, expected = map(float, m.groups())
-        self.assertLess(abs(100 * rate / floor - of_floor), 1)
-        self.assertLess(abs(100 * rate / expected - of_expected), 1)
-        # the floor is that of the memory here: the spec's by the ratio of the two; a few positions of the cache add little
         here = float(re.search(r"(?:the|than the) ([\d.]+) GB/s", r.err)[1])
-        steps = json.loads(product.run("jllmc", "explain", plan, "-o", "json").text)["steps"]
-        self.assertLess(within(1e6 / steps[-1]["floor_us"] * here / 0.5, floor), 0.10)
+        if m:
+            rate, of_floor, floor, of_expected, expected = map(float, m.groups())
+            self.assertLess(abs(100 * rate / floor - of_floor), 1)
+            # the floor is that of the memory here: the spec's by the ratio of the two; a few positions of the cache add little
+            steps = json.loads(product.run("jllmc", "explain", plan, "-o", "json").text)["steps"]
+            self.assertLess(within(1e6 / steps[-1]["floor_us"] * here / 0.5, floor), 0.10)
+        else:                   # a core that decodes from its caches faster than it was seen to read
+            self.assertGreater(float(re.search(r"bandwidth += +([\d.]+) GB/s", r.err)[1]), here * 0.99)
+            m = re.search(r"(?m)^ +audit      = +([\d.]+) tokens per second = (\d+) % of the ([\d.e+]+) expected on cpu$", r.err)
+            rate, of_expected, expected = map(float, m.groups())
+        self.assertLess(abs(100 * rate / expected - of_expected), 1)
         # more threads than cores read no faster
         cores = len(os.sched_getaffinity(0))
         r = self.ok(product.run("jllm-run", plan, "-p", "the", "-n", "3", "--ignore-eos", "-t", cores + 1))
