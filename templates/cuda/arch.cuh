@@ -296,6 +296,12 @@ DEV void block_sync_named(int id, int n_threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
 }
 
+// This warp's share of such a barrier, without waiting: what it wrote is there for those who wait. All lanes together.
+DEV void block_arrive_named(int id, int n_threads) {
+    __syncwarp();
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
 // ---- grid ---------------------------------------------------------------------------------------
 
 DEV u32 atomic_add(u32 *p, u32 v) { return atomicAdd(p, v); }

@@ -24,9 +24,10 @@ local tile_params = {
     { name = "row_tiles", values = { 0, 1, 2 }, default = 0, doc = "tiles of 16 rows of a warp (0: from the shape)" },
     { name = "ahead", values = { 0, 1, 2, 4, 8, 12, 16 }, default = 0, doc = "to 8 tokens: pairs of blocks loaded ahead (0: from the type; q2_k and q3_k: 4; of one token 8 to 16: through shared memory)" },
     { name = "places", values = { 0, 2, 3, 4 }, default = 0, doc = "from 16 tokens on: steps of K in shared memory (0: two)" },
+    { name = "copiers", values = { 0, 1, 2, 4, 8 }, default = 0, doc = "from 16 tokens on: warps that do nothing but copy (0: those that multiply copy, too)" },
     { name = "resident", values = { 0, 1, 2, 3, 4, 5, 6, 8 }, default = 0, doc = "blocks an SM should hold, which limits registers (0: from the shape)" },
 }
-local tile_keys = { "quant", "m", "k", "n", "wm", "wk", "rt", "depth", "blocks", "splits", "stages", "table" }
+local tile_keys = { "quant", "m", "k", "n", "wm", "wk", "rt", "depth", "blocks", "splits", "stages", "table", "cw" }
 local function keys(...)
     local all = { ... }
     for _, key in ipairs(tile_keys) do all[#all + 1] = key end
@@ -314,6 +315,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local k_warps_set = n <= 8 and p.k_warps or p.k_groups
     if k_warps_set > 0 then wk = k_warps_set end
     if p.parts > 0 then parts = n <= 8 and 1 or p.parts end
+    local copiers = n > 8 and p.copiers or 0
     local stages, ring = n > 8 and p.places > 0 and p.places or 2, 0
     if n == 1 and p.ahead > 4 then ring = p.ahead // 4
     elseif ringed and p.ahead == 0 then
@@ -348,15 +350,16 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local rows = wm * rt * 16
     if matrices == 2 and rows % 64 ~= 0 then error("gate_up: m_warps * row_tiles must be a multiple of 4") end
     if matrices == 2 and n <= 8 and wm % 2 ~= 0 then error("gate_up: m_warps must be even") end
-    if wm * wk > 32 then error(template .. ": more than 32 warps in a block") end
+    if wm * wk + copiers > 32 then error(template .. ": more than 32 warps in a block") end
+    if copiers > 0 and 2 * stages + wk > 15 then error(template .. ": places and k_groups need more than 15 barriers") end
     if shared_bytes() > room then
         error(string.format("%s of %s, %d tokens: a block needs %d bytes of shared memory, target.smem_kib gives %d", template, key.quant, n,
                             shared_bytes(), room))
     end
-    key.wm, key.wk, key.rt, key.blocks, key.splits, key.stages = wm, wk, rt, blocks, parts, stages
+    key.wm, key.wk, key.rt, key.blocks, key.splits, key.stages, key.cw = wm, wk, rt, blocks, parts, stages, copiers
     local has_table = table_bytes > 0 and (n <= 8 or (blocks == 1 and shared_bytes() + table_bytes <= room))
     key.table = has_table and 1 or 0
-    local regs = SM_REGISTERS // (blocks * wm * wk * 32)
+    local regs = SM_REGISTERS // (blocks * (wm * wk + copiers) * 32)
     local deep = n * matrices == 1
     if kind.thrifty and (n == 1 or (n == 8 and kind.two)) then deep = regs >= (deep and 72 or 128) end
     key.depth = n <= 8 and p.ahead > 0 and p.ahead or ring > 0 and ring * 4 or kind.ahead[deep and 1 or 2]
@@ -370,7 +373,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     if ring > 0 and wave <= 4 and p.resident == 0 then
         shared = math.max(shared, ceil_div((room + table_bytes + 2048) // (wave + 1) - 1024 - table_bytes + 128, 128) * 128)
     end
-    return { items = n_groups, grid_y = parts, chunk = wm * wk * 32, shared = shared }, n_groups * parts * n * rows
+    return { items = n_groups, grid_y = parts, chunk = (wm * wk + copiers) * 32, shared = shared }, n_groups * parts * n * rows
 end
 
 -- The scratch of a launch whose rows have parts; else `otherwise`, unused.

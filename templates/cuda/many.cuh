@@ -248,6 +248,47 @@ DEV void step_run(const u8 *place, const u32 (&tile)[JT_RT], u32 n_blocks, u32 l
 
 // ---- a block --------------------------------------------------------------------------------------------
 
+// Named barriers: those of the places, to be multiplied and to be filled, and of first sums.
+constexpr int FULL_BARRIER = 1, FREE_BARRIER = FULL_BARRIER + JT_STAGES, SUMS_BARRIER = JT_CW > 0 ? FREE_BARRIER + JT_STAGES : 1;
+static_assert(SUMS_BARRIER + JT_WK <= 16, "a barrier for each warp along K");
+
+// Copies of warp `copier` of JT_CW: rounds of JT_WK steps, each to one of JT_STAGES places. A place is full when a round's
+// copies have landed, free when all that multiply are done with it; a round is said to be there before the next free place is waited for.
+template <class Q>
+DEV void rounds_copy(const block_tiles &tiles, const void *x16, u8 *shared, u32 first, u32 end, u32 copier, u32 lane) {
+    typedef stage<Q> S;
+    const u32 rounds = (end - first + JT_WK - 1) / JT_WK;
+    auto place = [&](u32 r, u32 k) { return shared + (r % JT_STAGES * JT_WK + k) * S::BYTES; };
+    auto copy_w = [&](u32 r) {
+        for (u32 k = 0; k < JT_WK; k++)
+            if (first + r * JT_WK + k < end) copy_weights<Q>(place(r, k), tiles, first + r * JT_WK + k, copier, JT_CW, lane);
+    };
+    auto copy_a = [&](u32 r) {
+        for (u32 k = 0; k < JT_WK; k++)
+            if (first + r * JT_WK + k < end) copy_x<Q>(place(r, k), x16, first + r * JT_WK + k, copier * 32 + lane, JT_CW * 32);
+    };
+    for (u32 r = 0; r < JT_STAGES; r++) copy_w(r);
+    Q::prepare();
+    grid_dependency_wait();
+    for (u32 r = 0; r < JT_STAGES; r++) {
+        copy_a(r);
+        cp_async_commit();
+    }
+    cp_async_wait<JT_STAGES - 1>();
+    block_arrive_named(FULL_BARRIER, THREADS);
+#pragma unroll 1
+    for (u32 r = 0; r + 1 < rounds; r++) {
+        cp_async_wait<JT_STAGES - 2>();
+        block_arrive_named(FULL_BARRIER + (int)((r + 1) % JT_STAGES), THREADS);
+        if (r + JT_STAGES < rounds) {
+            block_sync_named(FREE_BARRIER + (int)(r % JT_STAGES), THREADS);
+            copy_w(r + JT_STAGES);
+            copy_a(r + JT_STAGES);
+        }
+        cp_async_commit();
+    }
+}
+
 // Steps [first, end) of K.
 template <class Q>
 DEV void steps_run(const block_tiles &tiles, const void *x16, u8 *shared, u32 first, u32 end, tile_sums &acc) {
@@ -272,29 +313,32 @@ DEV void steps_run(const block_tiles &tiles, const void *x16, u8 *shared, u32 fi
         if (i == 0) has_tiles = there;
         tile[i] = m * JT_RT + (there ? i : 0);
     }
-    for (u32 r = 0; r + 1 < JT_STAGES; r++) copy_w(r);
+    for (u32 r = 0; JT_CW == 0 && r + 1 < JT_STAGES; r++) copy_w(r);
     Q::prepare();
     grid_dependency_wait();
-    for (u32 r = 0; r + 1 < JT_STAGES; r++) {
+    for (u32 r = 0; JT_CW == 0 && r + 1 < JT_STAGES; r++) {
         copy_a(r);
         cp_async_commit();
     }
 #pragma unroll 1
     for (u32 r = 0; first + r * JT_WK < end; r++) {
-        cp_async_wait<JT_STAGES - 2>();
-        block_sync();
-        copy_w(r + JT_STAGES - 1);
-        copy_a(r + JT_STAGES - 1);
-        cp_async_commit();
+        if (JT_CW > 0) block_sync_named(FULL_BARRIER + (int)(r % JT_STAGES), THREADS);
+        else {
+            cp_async_wait<JT_STAGES - 2>();
+            block_sync();
+            copy_w(r + JT_STAGES - 1);
+            copy_a(r + JT_STAGES - 1);
+            cp_async_commit();
+        }
         const u32 s = first + r * JT_WK + k;
         if (Q::MINS == 2 && s < end) {
             first_sums<Q>(place(s), m, lane);
-            block_sync_named(1 + k, JT_WM * 32);
+            block_sync_named(SUMS_BARRIER + k, JT_WM * 32);
         }
         if (s < end && has_tiles) step_run<Q>(place(s), tile, WHOLE || (s + 1) * S::BLOCKS <= N_BLOCKS ? S::BLOCKS : N_BLOCKS - s * S::BLOCKS, lane, acc);
+        if (JT_CW > 0 && first + (r + JT_STAGES) * JT_WK < end) block_arrive_named(FREE_BARRIER + (int)(r % JT_STAGES), THREADS);
     }
     cp_async_wait<0>();
-    block_sync();       // the places are free
 }
 
 // The sum of a token and a row over the warps along K.
@@ -354,10 +398,13 @@ DEV bool block_run(const block_tiles &tiles, const void *x16, float *shared, flo
     const u32 end = shfl(JT_SPLITS == 1 ? STEPS : STEPS * (blockIdx.y + 1) / JT_SPLITS, 0);
     grid_dependency_launch();
     tile_sums acc = {};
-    steps_run<Q>(tiles, x16, reinterpret_cast<u8 *>(shared), first, end, acc);
+    const bool works = JT_CW == 0 || threadIdx.x < WORKERS;
+    if (works) steps_run<Q>(tiles, x16, reinterpret_cast<u8 *>(shared), first, end, acc);
+    else rounds_copy<Q>(tiles, x16, reinterpret_cast<u8 *>(shared), first, end, warp - WORKERS / 32, lane);
+    block_sync();       // the places are free
     float *part = shared + k * JT_N * PITCH;
 #pragma unroll
-    for (int i = 0; i < JT_RT; i++)
+    for (int i = 0; i < JT_RT && works; i++)
 #pragma unroll
         for (u32 n = 0; n < N8; n++)
 #pragma unroll

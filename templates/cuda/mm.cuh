@@ -18,7 +18,10 @@
 
 constexpr u32 N_BLOCKS = (JT_K + 31) / 32, N_PAIRS = (JT_K + 63) / 64, N_SLICES = (JT_K + 255) / 256;
 constexpr bool WHOLE = JT_K % 256 == 0;     // no slice ends early
-constexpr u32 THREADS = JT_WM * JT_WK * 32;
+#ifndef JT_CW
+#define JT_CW 0    // warps that do nothing but copy, from 16 tokens on; 0: those that multiply copy, too
+#endif
+constexpr u32 WORKERS = JT_WM * JT_WK * 32, THREADS = WORKERS + JT_CW * 32;
 constexpr u32 BLOCK_TILES = JT_WM * JT_RT, BLOCK_ROWS = BLOCK_TILES * 16;
 constexpr u32 PITCH = JT_N == 1 ? BLOCK_ROWS : BLOCK_ROWS + 4;  // floats of a token's sums: no bank conflicts
 constexpr u32 N8 = JT_N == 1 ? 1 : JT_N / 8;    // tiles of 8 tokens

@@ -393,7 +393,7 @@ static void block_start(Block *b, u32 index) {
     b->index = index;
     b->active = true;
     b->n_alive = static_cast<u32>(b->warps.size()) * 32;
-    memset(b->barrier, 0, sizeof b->barrier);
+    for (Barrier &bar : b->barrier) bar = Barrier();
     b->keys.clear();
     b->regions.clear();
     for (Warp *w : b->warps) {

@@ -213,6 +213,7 @@ void warp_sync(u32 mask, Where);
 void mma(float *c, const u32 *a, u32 b0, u32 b1, bool bf16, Where);
 void ldmatrix(u32 *r, int n, bool trans, const void *row, Where);
 void block_sync(int id, u32 n_threads, Where);
+void block_arrive(int id, u32 n_threads, Where);
 void load(void *to, const void *from, u32 bytes);
 void prefetch(const void *p);
 void store(void *to, const void *from, u32 bytes);
@@ -357,6 +358,12 @@ DEV void cp_async_wait() {
 DEV void block_sync(SIMT_AT) { simt::block_sync(0, 0, SIMT_WHERE); }
 DEV void block_sync_named(int id, int n_threads, SIMT_AT) {
     simt::block_sync(id, static_cast<u32>(n_threads), SIMT_WHERE);
+}
+
+DEV void block_arrive_named(int id, int n_threads, SIMT_AT) {
+    warp_sync();
+    if (threadIdx.x % 32 == 0) simt::block_arrive(id, static_cast<u32>(n_threads), SIMT_WHERE);
+    warp_sync();
 }
 
 DEV u32 atomic_add(u32 *p, u32 v) { return simt::atomic_add(p, v, false); }

@@ -190,9 +190,10 @@ static void raise(std::vector<u32> &to, const std::vector<u32> &from) {
     for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
 }
 
-void order_warps(const std::vector<Warp *> &warps) {
+void order_warps(const std::vector<Warp *> &warps, const Barrier *arrived) {
     if (!checked) return;
     std::vector<u32> known, foreign;
+    if (arrived) known = arrived->known, foreign = arrived->foreign;
     for (Warp *w : warps) {
         raise(known, w->known);
         raise(foreign, w->foreign);
@@ -203,6 +204,15 @@ void order_warps(const std::vector<Warp *> &warps) {
         w->foreign = foreign;
         next_epoch(w);
     }
+}
+
+// What the warp did so far is done for those that the barrier lets go; what it does from now on is not.
+void order_arrive(Warp *w, Barrier &bar) {
+    if (!checked) return;
+    raise(bar.known, w->known);
+    raise(bar.foreign, w->foreign);
+    bar.known[w->index] = std::max(bar.known[w->index], w->epoch);
+    next_epoch(w);
 }
 
 void order_release(const void *flag) {

@@ -85,8 +85,11 @@ struct Region {
     size_t mapping_bytes;
 };
 
+// known, foreign, waited: of warps that arrived and went on, as they were then.
 struct Barrier {
     u32 arrived, expected;
+    bool waited;
+    std::vector<u32> known, foreign;
 };
 
 constexpr u32 shared_max = 228 << 10;
@@ -140,7 +143,8 @@ Region *find_region(const void *p, Block *);
 void count_request(const void *p, u32 bytes);
 void add_shared_region(Block *, u32 offset, u32 bytes, const char *name);
 void order_block_start(Block *);
-void order_warps(const std::vector<Warp *> &);  // a barrier among them completed
+void order_warps(const std::vector<Warp *> &, const Barrier * = nullptr);  // a barrier among them completed
+void order_arrive(Warp *, Barrier &);
 void order_release(const void *flag);
 void order_acquire(const void *flag);
 void regions_new_launch();

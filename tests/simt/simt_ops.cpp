@@ -274,7 +274,7 @@ void ldmatrix(u32 *r, int n, bool trans, const void *row, Where at) {
 
 void block_sync_complete(Block *b, int id) {
     std::vector<Warp *> warps;
-    bool waited = false;
+    bool waited = b->barrier[id].waited;
     for (Warp *w : b->warps) {
         u32 here = 0, first = 32;
         for (u32 i = 0; i < 32; i++)
@@ -296,17 +296,16 @@ void block_sync_complete(Block *b, int id) {
         warps.push_back(w);
         for (Thread *t : w->lane) waited |= t->waited;
     }
+    const Barrier was = std::move(b->barrier[id]);
     b->barrier[id] = Barrier();
     machine.idle = 0;
     machine.result.stats.barriers++;
-    order_warps(warps);
+    order_warps(warps, &was);
     for (Warp *w : warps)
         for (Thread *t : w->lane) t->waited |= waited;
 }
 
-void block_sync(int id, u32 n_threads, Where at) {
-    Thread *t = static_cast<Thread *>(self);
-    Block *b = t->block;
+static Barrier &barrier_of(Block *b, int id, u32 n_threads, Where at) {
     if (id < 0 || id > 15 || n_threads % 32 || (id != 0) != (n_threads != 0))
         fail(nullptr, nullptr, "barrier %d for %u threads at %s:%d", id, n_threads, at.file,
              at.line);
@@ -314,6 +313,26 @@ void block_sync(int id, u32 n_threads, Where at) {
     if (bar.arrived && bar.expected != n_threads)
         fail(nullptr, nullptr, "barrier %d: %u threads expected here (%s:%d), %u elsewhere", id,
              n_threads, at.file, at.line, bar.expected);
+    return bar;
+}
+
+// Of a whole warp, between two warp_syncs, by its first lane.
+void block_arrive(int id, u32 n_threads, Where at) {
+    Thread *t = static_cast<Thread *>(self);
+    Block *b = t->block;
+    Barrier &bar = barrier_of(b, id, n_threads, at);
+    if (t->warp->alive != ~0u) fail(nullptr, nullptr, "warp %u arrives at barrier %d without all of its lanes", t->warp->index, id);
+    for (Thread *l : t->warp->lane) bar.waited |= l->waited;
+    order_arrive(t->warp, bar);
+    bar.expected = n_threads;
+    bar.arrived += 32;
+    if (bar.arrived == n_threads) block_sync_complete(b, id);
+}
+
+void block_sync(int id, u32 n_threads, Where at) {
+    Thread *t = static_cast<Thread *>(self);
+    Block *b = t->block;
+    Barrier &bar = barrier_of(b, id, n_threads, at);
     mark(t, Op::block_sync, at);
     t->warp->mask[t->lane] = static_cast<u32>(id);
     t->warp->ready &= ~(1u << t->lane);
