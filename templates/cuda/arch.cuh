@@ -28,6 +28,13 @@ typedef unsigned long long u64;
 typedef u32 shared_address;
 DEV shared_address smem_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
+// The same value, of which the compiler knows nothing: it makes `base | offset` of a sum whose bits do not meet, and only a sum is an address in one instruction.
+DEV u32 base_of(u32 v) {
+    u32 r;
+    asm("mov.u32 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+}
+
 // Four bytes at row `row` of those of `pitch` bytes: an address in one instruction, which the compiler would make of three.
 template <u32 pitch>
 DEV u32 ld_shared_4(shared_address base, u32 row) {
@@ -112,6 +119,17 @@ DEV u32 hfma2_of(u32 a, u32 b, u32 c) {
         "fma.rn.f16x2 %0, both, %2, %3;\n}"
         : "=r"(r)
         : "r"(a), "r"(b), "r"(c), "n"(i));
+    return r;
+}
+
+// Half i of a in both, times b.
+template <int i>
+DEV u32 hmul2_of(u32 a, u32 b) {
+    u32 r;
+    asm("{\n.reg .b16 half<2>;\n.reg .b32 both;\nmov.b32 {half0, half1}, %1;\nmov.b32 both, {half%3, half%3};\n"
+        "mul.rn.f16x2 %0, both, %2;\n}"
+        : "=r"(r)
+        : "r"(a), "r"(b), "n"(i));
     return r;
 }
 
@@ -277,6 +295,11 @@ DEV void cp_async_16(void *to, const void *from, u32 valid = 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(to)), "l"(from),
                  "r"(valid)
                  : "memory");
+}
+
+// The same by shared address.
+DEV void cp_async_16(shared_address to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 DEV void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

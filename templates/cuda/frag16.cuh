@@ -63,13 +63,6 @@ DEV u32 twice_as_half(u32 w) {
     return hfma2_of<i>(w, (0x3C00 - shift * 0x400) * 0x00010001, (0xE400 + bias - shift * 0x400) * 0x00010001);
 }
 
-// Byte i of w twice as a half, less `bias`, times 2^-shift.
-template <u32 bias, u32 shift>
-DEV u32 byte_to_half2(u32 w, u32 i) {
-    const u32 v = prmt(w, 0x64646464, 0x4040 | i * 0x0101);     // 1024 + byte
-    return shift ? hfma2(v, (0x3C00 - shift * 0x400) * 0x00010001, (0xE400 + bias - shift * 0x400) * 0x00010001) : hadd2(v, (0xE400 + bias) * 0x00010001);
-}
-
 // ---- fragments ----------------------------------------------------------------------------------------
 
 DEV u32 word_of(uint4 q, u32 i) { return i < 2 ? (i ? q.y : q.x) : i == 2 ? q.z : q.w; }

@@ -32,13 +32,11 @@ struct lifted_256 : blocks_256<bytes, s_at, uint2, s_at + 256, uint2> {
         const float q = fmaf(byte_to_float(six, 1) * (1.0f / 16), s.odd[0], byte_to_float(six, 0) * s.even[0]);
         return fmaf(d.x * TWO24, q, -d.y * fmaf(byte_to_float(six, 3), x.all[1], byte_to_float(six, 2) * x.all[0]));
     }
-    DEV pair_scales scales(const meta &m) { return {{m.s.x, m.s.y}}; }
+    DEV u32 scale_halves(u32 s) { return hfma2(prmt(s, 0x64646464, 0x4140), 0x2C003C00, 0xD400E400); }     // sc of block 0, 1/16 of that of block 1
+    DEV pair_scales scales(const meta &m) { return {{scale_halves(m.s.x), scale_halves(m.s.y)}}; }
     DEV void scale_codes(const pair_scales &s, int b, u32 (&a)[2][4]) {
-        u32 sc[2];
 #pragma unroll
-        for (int h = 0; h < 2; h++) sc[h] = b ? byte_to_half2<0, 4>(s.s[h], 1) : byte_to_half2<0, 0>(s.s[h], 0);
-#pragma unroll
-        for (int i = 0; i < 8; i++) a[i / 4][i % 4] = hmul2(a[i / 4][i % 4], sc[i % 2]);
+        for (int i = 0; i < 8; i++) a[i / 4][i % 4] = b ? hmul2_of<1>(s.s[i % 2], a[i / 4][i % 4]) : hmul2_of<0>(s.s[i % 2], a[i / 4][i % 4]);
     }
     DEV float step_scale(const meta &m, int h) { return half_of(of_row(m.d, h), 0); }
     DEV void mins(const meta &m, u32 (&a)[4], float (&f)[2]) {

@@ -29,40 +29,60 @@ struct stage {
 
 // ---- copies ---------------------------------------------------------------------------------------------
 
-// A warp copies whole row tiles of step s.
-template <class Q>
-DEV void copy_weights(u8 *to, const block_tiles &tiles, u32 s, u32 warp, u32 n_warps, u32 lane) {
+// What a thread of `n_warps` copies of each step: whole row tiles of its warp, and a share of the activations. Sources are those
+// of step 0, and the thread's own within a row of 512 bytes, so that a copy is one instruction with both addresses.
+template <class Q, u32 n_warps>
+struct copies {
+    static constexpr u32 EACH = (BLOCK_TILES + n_warps - 1) / n_warps;
+    const u8 *w[EACH];
+    bool there[EACH];
+    u32 warp, thread, lane_byte;    // thread: of all; lane_byte: 16 of each lane
+};
+template <class Q, u32 n_warps>
+DEV copies<Q, n_warps> copies_of(const block_tiles &tiles, u32 warp, u32 lane) {
+    copies<Q, n_warps> c;
+    c.warp = warp, c.thread = warp * 32 + lane, c.lane_byte = base_of(lane * 16);
+    for (u32 i = 0; i < copies<Q, n_warps>::EACH; i++) {
+        const bool own = BLOCK_TILES % n_warps == 0 || i * n_warps + warp < BLOCK_TILES;
+        c.w[i] = tile_of<Q>(tiles, own ? i * n_warps + warp : 0, c.there[i]) + c.lane_byte;
+        c.there[i] &= own;
+    }
+    return c;
+}
+
+template <class Q, u32 n_warps>
+DEV void copy_weights(shared_address place, const copies<Q, n_warps> &c, u32 s) {
     constexpr u32 TILE = stage<Q>::TILE;
     const u32 left = (u32)tile_bytes<Q>(JT_K) - s * TILE;   // of a tile
+    const shared_address to = place + c.warp * TILE + c.lane_byte;
 #pragma unroll
-    for (u32 base = 0; base < BLOCK_TILES; base += n_warps) {
-        const u32 i = base + warp;
-        bool there;
-        const u8 *from = tile_of<Q>(tiles, i < BLOCK_TILES ? i : 0, there) + s * TILE;
-        if (i >= BLOCK_TILES || !there) continue;
+    for (u32 i = 0; i < copies<Q, n_warps>::EACH; i++) {
+        const u8 *from = c.w[i] + s * TILE;
+        if (!c.there[i]) continue;
 #pragma unroll
-        for (u32 at = 0; at < TILE; at += 512) {
-            const u32 byte = at + lane * 16;
-            if ((at + 512 <= TILE || byte < TILE) && (tile_bytes<Q>(JT_K) % TILE == 0 || byte < left))
-                cp_async_16(to + i * TILE + byte, from + byte);
-        }
+        for (u32 at = 0; at < TILE; at += 512)
+            if ((at + 512 <= TILE || c.lane_byte < TILE - at) && (tile_bytes<Q>(JT_K) % TILE == 0 || at + c.lane_byte < left))
+                cp_async_16(to + i * n_warps * TILE + at, from + at);
     }
 }
 
-template <class Q>
-DEV void copy_x(u8 *to, const void *x16, u32 s, u32 thread, u32 n_threads) {
+template <class Q, u32 n_warps>
+DEV void copy_x(shared_address place, const copies<Q, n_warps> &c, const void *x16, u32 s) {
     typedef stage<Q> S;
     const u32 blocks = WHOLE || (s + 1) * S::BLOCKS <= N_BLOCKS ? S::BLOCKS : N_BLOCKS - s * S::BLOCKS;
-    const u8 *x = static_cast<const u8 *>(x16) + (u64)s * S::BLOCKS * S::X_BLOCK;
+    constexpr u32 BYTES = S::BLOCKS * S::X_BLOCK, ROUND = n_warps * 512;
+    const u32 own = base_of(c.thread * 16);
+    const u8 *x = static_cast<const u8 *>(x16) + (u64)s * BYTES + own;
+    const shared_address to = place + S::X + own;
 #pragma unroll
-    for (u32 at = 0; at < S::BLOCKS * S::X_BLOCK / 16; at += n_threads)
-        if (at + thread < blocks * (S::X_BLOCK / 16)) cp_async_16(to + S::X + (at + thread) * 16, x + (at + thread) * 16);
+    for (u32 at = 0; at < BYTES; at += ROUND)
+        if ((at + ROUND <= BYTES && WHOLE) || at + own < blocks * S::X_BLOCK) cp_async_16(to + at, x + at);
     if (Q::MINS == 0) return;
     const float *sums = static_cast<const float *>(x16) + x16_sum<JT_N, JT_K>(0, s * S::BLOCKS);
 #pragma unroll
-    for (u32 at = 0; at < S::BLOCKS * JT_N / 4; at += n_threads) {
-        const u32 i = at + thread, block = i / (JT_N / 4), token = i % (JT_N / 4) * 4;
-        if (block < blocks) cp_async_16(to + S::SUMS + (block * S::SUM_PITCH + token) * 4, sums + block * JT_N + token);
+    for (u32 at = 0; at < S::BLOCKS * JT_N / 4; at += n_warps * 32) {
+        const u32 i = at + c.thread, block = i / (JT_N / 4), token = i % (JT_N / 4) * 4;
+        if (block < blocks) cp_async_16(place + S::SUMS + (block * S::SUM_PITCH + token) * 4, sums + i * 4);
     }
 }
 
@@ -258,14 +278,16 @@ template <class Q>
 DEV void rounds_copy(const block_tiles &tiles, const void *x16, u8 *shared, u32 first, u32 end, u32 copier, u32 lane) {
     typedef stage<Q> S;
     const u32 rounds = (end - first + JT_WK - 1) / JT_WK;
-    auto place = [&](u32 r, u32 k) { return shared + (r % JT_STAGES * JT_WK + k) * S::BYTES; };
+    const shared_address places = smem_address(shared);
+    auto place = [&](u32 r, u32 k) { return places + (r % JT_STAGES * JT_WK + k) * S::BYTES; };
+    const auto own = copies_of<Q, JT_CW == 0 ? 1 : JT_CW>(tiles, copier, lane);
     auto copy_w = [&](u32 r) {
         for (u32 k = 0; k < JT_WK; k++)
-            if (first + r * JT_WK + k < end) copy_weights<Q>(place(r, k), tiles, first + r * JT_WK + k, copier, JT_CW, lane);
+            if (first + r * JT_WK + k < end) copy_weights(place(r, k), own, first + r * JT_WK + k);
     };
     auto copy_a = [&](u32 r) {
         for (u32 k = 0; k < JT_WK; k++)
-            if (first + r * JT_WK + k < end) copy_x<Q>(place(r, k), x16, first + r * JT_WK + k, copier * 32 + lane, JT_CW * 32);
+            if (first + r * JT_WK + k < end) copy_x(place(r, k), own, x16, first + r * JT_WK + k);
     };
     for (u32 r = 0; r < JT_STAGES; r++) copy_w(r);
     Q::prepare();
@@ -295,15 +317,17 @@ DEV void steps_run(const block_tiles &tiles, const void *x16, u8 *shared, u32 fi
     typedef stage<Q> S;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, m = warp % JT_WM, k = warp / JT_WM;
     constexpr u32 PLACES = JT_STAGES * JT_WK;
-    auto place = [&](u32 s) { return shared + (s - first) % PLACES * S::BYTES; };
+    auto place = [&](u32 s) { return (s - first) % PLACES * S::BYTES; };
     // Each warp of the JT_WM of a k copies for its own k.
+    const auto own = copies_of<Q, JT_WM>(tiles, m, lane);
+    const shared_address places = smem_address(shared);
     auto copy_w = [&](u32 round) {
         const u32 s = first + round * JT_WK + k;
-        if (s < end) copy_weights<Q>(place(s), tiles, s, m, JT_WM, lane);
+        if (s < end) copy_weights(places + place(s), own, s);
     };
     auto copy_a = [&](u32 round) {
         const u32 s = first + round * JT_WK + k;
-        if (s < end) copy_x<Q>(place(s), x16, s, m * 32 + lane, JT_WM * 32);
+        if (s < end) copy_x(places + place(s), own, x16, s);
     };
     // Of row tiles that do not exist nothing is copied: a warp that has none does nothing, one that has its first takes that twice.
     u32 tile[JT_RT];
@@ -332,10 +356,10 @@ DEV void steps_run(const block_tiles &tiles, const void *x16, u8 *shared, u32 fi
         }
         const u32 s = first + r * JT_WK + k;
         if (Q::MINS == 2 && s < end) {
-            first_sums<Q>(place(s), m, lane);
+            first_sums<Q>(shared + place(s), m, lane);
             block_sync_named(SUMS_BARRIER + k, JT_WM * 32);
         }
-        if (s < end && has_tiles) step_run<Q>(place(s), tile, WHOLE || (s + 1) * S::BLOCKS <= N_BLOCKS ? S::BLOCKS : N_BLOCKS - s * S::BLOCKS, lane, acc);
+        if (s < end && has_tiles) step_run<Q>(shared + place(s), tile, WHOLE || (s + 1) * S::BLOCKS <= N_BLOCKS ? S::BLOCKS : N_BLOCKS - s * S::BLOCKS, lane, acc);
         if (JT_CW > 0 && first + (r + JT_STAGES) * JT_WK < end) block_arrive_named(FREE_BARRIER + (int)(r % JT_STAGES), THREADS);
     }
     cp_async_wait<0>();

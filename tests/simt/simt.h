@@ -117,10 +117,12 @@ DEV u32 hmul2(u32 a, u32 b) {
     return float2_to_half2(x.x * y.x, x.y * y.y);
 }
 u32 hfma2(u32 a, u32 b, u32 c);
-typedef const u8 *shared_address;
-DEV shared_address smem_address(const void *p) { return static_cast<const u8 *>(p); }
+typedef u8 *shared_address;
+DEV shared_address smem_address(const void *p) { return static_cast<u8 *>(const_cast<void *>(p)); }
+DEV u32 base_of(u32 v) { return v; }
 template <u32 pitch> DEV u32 ld_shared_4(shared_address base, u32 row) { return *reinterpret_cast<const u32 *>(base + row * pitch); }
 template <int i> DEV u32 hfma2_of(u32 a, u32 b, u32 c) { return hfma2((a >> 16 * i & 0xffff) * 0x10001, b, c); }
+template <int i> DEV u32 hmul2_of(u32 a, u32 b) { return hmul2((a >> 16 * i & 0xffff) * 0x10001, b); }
 DEV u32 upper_half2(u32 a) { return hadd2((a >> 16) * 0x10001, 0x80008000); }
 
 // ---- functions -------------------------------------------------------------------------------
@@ -348,6 +350,8 @@ DEV void st_host_8(u64 *p, u64 v) { simt::store(p, &v, 8); }
 DEV void cp_async_16(void *to, const void *from, u32 valid = 16) {
     simt::copy_start(to, from, 16, valid);
 }
+
+DEV void cp_async_16(shared_address to, const void *from) { simt::copy_start(to, from, 16, 16); }
 
 DEV void cp_async_commit() { simt::copy_commit(); }
 template <int n>
