@@ -24,7 +24,7 @@ local tile_params = {
     { name = "row_tiles", values = { 0, 1, 2 }, default = 0, doc = "tiles of 16 rows of a warp (0: from the shape)" },
     { name = "ahead", values = { 0, 1, 2, 4, 8, 12, 16 }, default = 0, doc = "to 8 tokens: pairs of blocks loaded ahead (0: from the type; q2_k and q3_k: 4; of one token 8 to 16: through shared memory)" },
     { name = "places", values = { 0, 2, 3, 4 }, default = 0, doc = "from 16 tokens on: steps of K in shared memory (0: two)" },
-    { name = "copiers", values = { 0, 1, 2, 4, 8 }, default = 0, doc = "from 16 tokens on: warps that do nothing but copy (0: those that multiply copy, too)" },
+    { name = "copiers", values = { -1, 0, 2, 4 }, default = -1, doc = "from 16 tokens on: warps that do nothing but copy (0: those that multiply copy, too; -1: from the shape)" },
     { name = "resident", values = { 0, 1, 2, 3, 4, 5, 6, 8 }, default = 0, doc = "blocks an SM should hold, which limits registers (0: from the shape)" },
 }
 local tile_keys = { "quant", "m", "k", "n", "wm", "wk", "rt", "depth", "blocks", "splits", "stages", "table", "cw" }
@@ -181,21 +181,21 @@ end
 -- at once, if they fit an SM, are faster than few with more registers; two: 128 are enough for two tiles. ring: slices of a
 -- warp's row tile that one token of a large matrix has in shared memory; warps: most of an SM there, 24 otherwise. table: bytes of
 -- shared memory for one that codes are looked up in, to 8 tokens and where there is room. crowd: many warps
--- whatever the shape, as taking a weight apart is work.
+-- whatever the shape, as taking a weight apart is work. three: gate and up of 32 tokens in three blocks an SM, too.
 local types = {
-    f32 = { tile = 4096, blocks = 2, sums = 0, ahead = { 1, 1 }, wide = true },
-    f16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 2 }, crowd = true },
+    f32 = { tile = 4096, blocks = 2, sums = 0, ahead = { 1, 1 }, wide = true, three = true },
+    f16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 2 }, crowd = true, three = true },
     bf16 = { tile = 4096, blocks = 4, sums = 0, ahead = { 2, 1 } },
-    q4_0 = { tile = 2304, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73, two = true },
+    q4_0 = { tile = 2304, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73, two = true, three = true },
     q4_1 = { tile = 2560, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73 },
     q5_0 = { tile = 2816, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, pair = 8 },
-    q5_1 = { tile = 3072, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, pair = 8 },
-    q8_0 = { tile = 4352, blocks = 8, sums = 0, ring = 2, ahead = { 2, 2 }, most = 8 },
+    q5_1 = { tile = 3072, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, pair = 8, three = true },
+    q8_0 = { tile = 4352, blocks = 8, sums = 0, ring = 2, ahead = { 2, 2 }, most = 8, three = true },
     q2_k = { tile = 1344, blocks = 8, sums = 2, ring = 2, ahead = { 4, 4 }, pair = 8 },
     q3_k = { tile = 1760, blocks = 8, sums = 0, ring = 2, ahead = { 4, 4 }, pair = 8 },
     q4_k = { tile = 2368, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, most = 14, thrifty = true, wave = 73, two = true },
-    q5_k = { tile = 2880, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, pair = 8 },
-    q6_k = { tile = 3360, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, most = 8, wave = 128 },
+    q5_k = { tile = 2880, blocks = 8, sums = 1, ring = 2, ahead = { 4, 2 }, pair = 8, three = true },
+    q6_k = { tile = 3360, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, most = 8, wave = 128, three = true },
     iq4_nl = { tile = 2304, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, table = 32768 },
     iq4_xs = { tile = 2208, blocks = 8, sums = 0, ring = 2, ahead = { 4, 2 }, table = 32768 },
     mxfp4 = { tile = 2176, blocks = 8, sums = 0, ring = 2, warps = 16, ahead = { 4, 2 } },
@@ -255,7 +255,7 @@ end
 
 -- Warps along rows, row tiles of each, blocks an SM: the first that fits shared memory is taken.
 local few_shapes = { { 8, 2, 1 }, { 8, 1, 1 }, { 4, 2, 1 }, { 4, 1, 1 }, { 2, 2, 1 }, { 2, 1, 1 }, { 1, 1, 1 } }
-local trio_shapes = { { 4, 1, 3 }, table.unpack(few_shapes) }
+local trio = { 4, 1, 3 }
 local many_shapes = { { 4, 2, 2 }, { 8, 2, 1 }, { 4, 1, 2 }, { 8, 1, 1 }, { 4, 1, 1 }, { 2, 1, 1 } }
 
 -- How to cut a matrix for 8 tokens and fewer: warps along K, and blocks an SM. Loads under way are what an SM needs: where it has
@@ -315,7 +315,6 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local k_warps_set = n <= 8 and p.k_warps or p.k_groups
     if k_warps_set > 0 then wk = k_warps_set end
     if p.parts > 0 then parts = n <= 8 and 1 or p.parts end
-    local copiers = n > 8 and p.copiers or 0
     local stages, ring = n > 8 and p.places > 0 and p.places or 2, 0
     if n == 1 and p.ahead > 4 then ring = p.ahead // 4
     elseif ringed and p.ahead == 0 then
@@ -336,17 +335,35 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     for _, quant in ipairs(quants) do table_bytes = math.max(table_bytes, types[quant].table or 0) end
     if n <= 8 then room = room - table_bytes end
     if ringed and p.row_tiles == 0 and 2 * shared_bytes() > room then rt = 1 end
-    local trio = matrices == 2 and n > 8 and n ~= 32 and way.whole and ceil_div(groups(64), math.max(target.sms, 1)) <= 3
+    local function fits(f)
+        wm, rt, blocks = f[1], f[2], f[3]
+        return blocks * shared_bytes() <= room
+    end
     if n > 8 and p.m_warps == 0 and p.row_tiles == 0 then
-        if trio and p.places == 0 then stages = n <= 16 and 4 or n <= 24 and 3 or 2 end
-        for _, f in ipairs(way.two and many_shapes or trio and trio_shapes or few_shapes) do
+        -- Three small blocks an SM for gate and up, where one wave is enough, with as many places as fit to the number that pays.
+        local three = false
+        if matrices == 2 and way.whole and ceil_div(groups(64), math.max(target.sms, 1)) <= 3 and (n ~= 32 or kind.three) then
+            for most = p.places > 0 and p.places or n <= 16 and 4 or n <= 24 and 3 or 2, p.places > 0 and p.places or 2, -1 do
+                stages = most
+                three = fits(trio)
+                if three then break end
+            end
+        end
+        for _, f in ipairs(three and {} or way.two and many_shapes or few_shapes) do
             if f[2] <= (kind.wide and 1 or way.rt) and (way.two or f[1] <= way.wm) and (matrices == 1 or f[1] * f[2] % 4 == 0) then
-                wm, rt, blocks = f[1], f[2], f[3]
-                if blocks * shared_bytes() <= room then break end
+                if fits(f) then break end
             end
         end
     elseif n > 8 and wm * wk > 4 then blocks = 1 end
     if p.resident > 0 then blocks = p.resident end
+    -- Eight warps that have an SM leave the copies to four more: what they multiply then waits for nothing else.
+    local copiers = n > 8 and p.copiers or 0
+    if copiers < 0 then
+        local pays
+        if way.two then pays = kind.sums < 2 and (n <= 48 or rt == 1)
+        else pays = n >= 24 and rt * wk == 2 and (matrices == 1 or n < 64) end
+        copiers = pays and blocks == 1 and wm * wk == 8 and not kind.wide and 4 or 0
+    end
     local rows = wm * rt * 16
     if matrices == 2 and rows % 64 ~= 0 then error("gate_up: m_warps * row_tiles must be a multiple of 4") end
     if matrices == 2 and n <= 8 and wm % 2 ~= 0 then error("gate_up: m_warps must be even") end
