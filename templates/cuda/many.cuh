@@ -1,7 +1,7 @@
 // 16 to 64 tokens times the row tiles of a block. K goes by in steps (256 columns, fewer of wide types). JT_STAGES places in
-// shared memory hold the weights and activations of a step for each of the JT_WK warps along K; all warps copy
-// (cp.async) JT_STAGES - 1 steps ahead of what they multiply. Weights need no earlier kernel, so the first of them are
-// asked for before grid_dependency_wait.
+// shared memory hold the weights and activations of a step for each of the JT_WK warps along K. They are copied (cp.async)
+// ahead of the products: by all warps, JT_STAGES - 1 steps, or by JT_CW warps that do nothing else, JT_STAGES steps. Weights
+// need no earlier kernel, so the first of them are asked for before grid_dependency_wait.
 //
 // Columns of the mma tile are tokens. What of a weight is exact in a half is multiplied; the rest of its scale is applied to
 // fp32 sums of 16 columns, a block or a step, as the type says. Mins meet the sums of the activations in an mma of
