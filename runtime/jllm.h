@@ -43,6 +43,7 @@ struct jllm_session;
 struct jllm_options {
     int n_threads;  /* CPU plans; 0 = the cores that affinity and cgroup quota give */
     bool verify;    /* check the hash of every weight while opening */
+    bool no_mmap;   /* CPU plans: read the weights into memory of their own, in large pages, instead of mapping the file */
     const char *device;    /* "cpu" or "cuda": refuse a plan for another; NULL: whatever it is for */
     bool single_launches;  /* CUDA plans: wait for each launch, so that an error names its kernel */
     bool no_device;        /* for facts and sections, on any machine: no session and no self-test */
