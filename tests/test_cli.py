@@ -402,6 +402,15 @@ class Run(Cli):
         self.usage(product.run("jllm-run", self.hi, "--detokenize", "-p", "x"), r"--detokenize reads ids from stdin")
         self.usage(product.run("jllm-run", self.hi, "--logits", product.path("cli/l.npy"), "--tokens", "1", "-p", "x"), r"one of the two")
         self.usage(product.run("jllm-run", self.hi, "--logits", "", "-p", "x"), r"--logits takes")
+        out = product.path("cli/two.npy")
+        modes = (("--selftest",), ("--tokenize",), ("--detokenize",), ("--logits", out))
+        for one, other in [(a, b) for a in modes for b in (*modes, ("-p", "x"), ("-f", "/dev/null")) if a != b]:
+            if other[0] in ("-p", "-f") and one[0] != "--selftest":
+                continue
+            r = product.run("jllm-run", self.hi, *one, *other, asan=True)
+            self.usage(r, f"(?m)^error: {one[0]} and {other[0]} exclude each other")
+        self.usage(product.run("jllm-run", self.hi, "-f", "/dev/null", "-p", "x", asan=True), "^error: -p and -f exclude each other")
+        self.assertFalse(os.path.exists(out))
         for flags, stdin in ((("-p", "Hi!"), b""), (("-f", "-"), b"Hi!\n"), ((), b"Hi!")):
             self.assertEqual(json.loads(self.ok(product.run("jllm-run", self.hi, "--tokenize", *flags, stdin=stdin, asan=True)).text), [*b"Hi!"])
         self.assertEqual(self.ok(product.run("jllm-run", self.hi, "-f", "-", "--temp", 0, stdin=b"Hello\n")).text, "Hi!\n")
