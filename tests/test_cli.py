@@ -809,6 +809,14 @@ class Bench(Cli):
             with self.subTest(flags):
                 r = product.run("jllm-bench", *([self.plan] if flags else []), *flags, asan=os.path.exists(product.tool("jllm-bench", True)))
                 self.usage(r)
+        for flags, said in ((("--ops", "9-8"), "^error: --ops: the range 9-8 ends before"), (("-p", "3,9-8"), "^error: -p: the range 9-8"), (("-n", "5-3*2"), "^error: -n: the"),
+                            (("-d", "2-1", "-p", "3"), "^error: -d: "), (("-t", "2-1"), "^error: -t: "), (("--ops", ","), "^error: --ops: ','"), (("-p", ","), "^error: -p: ','"),
+                            (("-p", ""), "^error: -p: ''"), (("-p", "0", "-n", "0"), "^error: -p 0 and -n 0 leave no test"), (("-p", "0", "-n", "0", "--peak"), "leave no test")):
+            with self.subTest(flags):
+                r = product.run("jllm-bench", self.plan, *flags, asan=True)
+                self.usage(r, said)
+                self.assertEqual(r.err.count("error"), 1, r.err)
+        self.assertIn("| tg2 |", self.ok(product.run("jllm-bench", self.plan, "-p", 0, "-n", 2, "-r", 1, "-t", 1)).text)
         self.ok(product.run("jllm-bench", "--help"))
 
     def test_a_prompt_beyond_the_context(self):
