@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -741,6 +742,20 @@ class Run(Cli):
                 self.assertIn(r.rc, (1, 2), str(r))
         r = product.run("jllm-run", plan, "--tokens", "1", "--logits", "/nonexistent/l.npy", asan=True)
         self.refused(r, 3, r"/nonexistent/l\.npy")
+
+    def test_logits_that_cannot_be_written(self):
+        """One sentence with the file's name, and nothing half-written beside what was there."""
+        plan = product.plan(product.model(*TINY), "--set", "buckets=8")
+        folder = product.folder("logits")
+        there, link = product.write(os.path.join(folder, "l.npy"), b"mine"), os.path.join(folder, "link.npy")
+        os.symlink("/dev/full", link)
+        for path, said, limits in (("/dev/full", "not a regular file", ()), (link, "not a regular file", ()), (folder, "not a regular file", ()),
+                                   (there, "File too large", [(resource.RLIMIT_FSIZE, 70000)])):
+            with self.subTest(path):
+                r = product.run("jllm-run", plan, "--tokens", ",".join(["5"] * 100), "--logits", path, limits=limits, asan=True)
+                self.refused(r, 3, rf"(?m)^error: {re.escape(path)}: {said}.*$")
+                self.assertEqual((r.out, r.err.count("\n")), (b"", 1), r.err)
+        self.assertEqual((product.read(there), sorted(os.listdir(folder))), (b"mine", ["l.npy", "link.npy"]))
 
     def test_selftest(self):
         for asan in (False, True):

@@ -507,8 +507,8 @@ static void keep_row(void *user, size_t index, const float *logits) {
     npy_row(&rows->file, logits, rows->n_vocab);
 }
 
-static _Noreturn void stop_file(const char *path) {
-    fprintf(stderr, "error: %s: %s\n", path, strerror(errno));
+static _Noreturn void stop_file(const char *path, const char *why) {
+    fprintf(stderr, "error: %s: %s\n", path, why);
     exit(EXIT_ENVIRONMENT);
 }
 
@@ -523,13 +523,14 @@ static int run_logits(struct run *r) {
     }
     check_prompt(r);
     open_session(r);
+    const char *path = r->args.logits_path;
     struct stat plan, file;
-    if (!stat(r->args.plan, &plan) && !stat(r->args.logits_path, &file) && plan.st_ino == file.st_ino && plan.st_dev == file.st_dev)
+    if (!stat(r->args.plan, &plan) && !stat(path, &file) && plan.st_ino == file.st_ino && plan.st_dev == file.st_dev)
         stop(EXIT_USAGE, "--logits names the plan itself");
-    if (!npy_open(&rows.file, r->args.logits_path, r->prompt.n, rows.n_vocab))
-        stop_file(r->args.logits_path);
+    if (!lstat(path, &file) && !S_ISREG(file.st_mode)) stop_file(path, "not a regular file, which logits could replace");
+    if (!npy_open(&rows.file, path, r->prompt.n, rows.n_vocab)) stop_file(path, strerror(errno));
     bool ok = jllm_prefill_rows(r->session, r->prompt.ids, r->prompt.n, keep_row, &rows, &e);
-    if (!npy_close(&rows.file, ok) && ok) stop_file(r->args.logits_path);
+    if (!npy_close(&rows.file, ok) && ok) stop_file(path, strerror(errno));
     if (!ok) stop_error(&e);
     return 0;
 }
@@ -544,7 +545,7 @@ static char *read_stdin(size_t *bytes) {
             text = realloc(text, room *= 2);
         }
     if (!text) stop(EXIT_ENVIRONMENT, "out of memory");
-    if (ferror(stdin)) stop_file("stdin");
+    if (ferror(stdin)) stop_file("stdin", strerror(errno));
     return text;
 }
 
