@@ -751,7 +751,7 @@ bool contract_lower_one(struct program *p, const struct model *m, const struct s
     p->cache_units = !strcmp(spec_get(s, "target.device")->string, "cpu");
     p->cache_bytes = 2 * (uint64_t)m->n_layer * cache_piece_bytes(p, lo.kv);
     bool ok = contract_run(&lo);
-    if (ok) select_warn_unmatched(p, d);
+    ok = ok && select_check_matches(p, d);
     if (ok) place_pieces(p);
     return ok;
 }

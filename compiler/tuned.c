@@ -45,8 +45,10 @@ static bool read_fields(json_t *object, struct spec_place at, struct spec_field 
     return true;
 }
 
-static bool read_row(json_t *json, struct spec_place at, struct tuned_row *r, struct arena *a) {
+/* False: *why, in the arena. */
+static bool read_row(json_t *json, struct spec_place at, struct tuned_row *r, const char **why, struct arena *a) {
     const char *kind = json_string_value(json_object_get(json, "row")), *word = json_string_value(json_object_get(json, "word"));
+    *why = "fields are missing or of another version";
     if (json_integer_value(json_object_get(json, "version")) != ROW_VERSION || !kind) return false;
     *r = (struct tuned_row){.choice = !strcmp(kind, "choice"), .shape = word && !strcmp(word, "shape"), .line = at.line,
                             .template_name = text_of(json, "template", a), .hash = text_of(json, "hash", a),
@@ -65,8 +67,12 @@ static bool read_row(json_t *json, struct spec_place at, struct tuned_row *r, st
     if (!read_fields(json_object_get(json, "set"), at, &r->set, &r->n_set, a) || !r->n_set) return false;
     for (unsigned i = 0; i < r->n_set; i++)
         if (r->set[i].value.type != SPEC_INTEGER) return false;
-    for (unsigned i = 0; i < r->n_key; i++)   /* other fields are as their template has them, numbers or words: out = "x16" */
-        if (spec_is_match_key(r->key[i].key) && !strcmp(r->key[i].key, "quant") != (r->key[i].value.type == SPEC_STRING)) return false;
+    for (unsigned i = 0; i < r->n_key; i++) {   /* other fields are as their template has them, numbers or words: out = "x16" */
+        bool text = !strcmp(r->key[i].key, "quant");
+        if (!spec_is_match_key(r->key[i].key) || text == (r->key[i].value.type == SPEC_STRING)) continue;
+        *why = arena_printf(a, "'%s' is a %s", r->key[i].key, text ? "word" : "number");
+        return false;
+    }
     return *r->template_name && *r->hash;
 }
 
@@ -85,15 +91,15 @@ bool tuned_parse(const char *name, const char *text, size_t bytes, struct tuned_
     *rows = arena_array(a, room + 2u, sizeof **rows);
     const char *p = text, *end = text + bytes;
     for (const char *eol; p < end; p = eol < end ? eol + 1 : end) {
-        json_error_t why = {.text = "it is none"};
+        json_error_t error = {.text = "it is none"};
+        const char *why = error.text;
         at.line++;
         if (!(eol = memchr(p, '\n', (size_t)(end - p))) && !is_object(p, eol = end)) break;    /* what a killed tune left of a row */
-        json_t *json = json_loadb(p, (size_t)(eol - p), JSON_REJECT_DUPLICATES, &why);
-        bool ok = json && read_row(json, at, &(*rows)[*n], a);
+        json_t *json = json_loadb(p, (size_t)(eol - p), JSON_REJECT_DUPLICATES, &error);
+        bool ok = json && read_row(json, at, &(*rows)[*n], &why, a);
         json_decref(json);
         if (!ok) {
-            diag_error(d, "tuned-row", arena_printf(a, "%s:%u", name, at.line), "this is not a row of tuning results (%s)",
-                       json ? "fields are missing or of another version" : why.text);
+            diag_error(d, "tuned-row", arena_printf(a, "%s:%u", name, at.line), "this is not a row of tuning results (%s)", why);
             return false;
         }
         ++*n;
