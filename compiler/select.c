@@ -352,12 +352,15 @@ static void check_kind(const struct program *p, const struct spec_entry *e, cons
                    theirs->type == KEY_STRING ? "word" : "number", e->template_name, value_text(&f->value, value, sizeof value));
 }
 
+bool select_is_used(const struct program *p, const struct spec_entry *e) {
+    for (unsigned k = 0; k < p->n_kernels; k++)
+        if (entry_matches(e, p->kernels[k].template, p->kernels[k].key, p->kernels[k].n_key)) return true;
+    return false;
+}
+
 static void warn_unmatched(const struct program *p, const struct spec_entry *e, struct diag *d) {
     char place[PLACE_MAX];
-    bool used = e->rank > 0;
-    for (unsigned k = 0; k < p->n_kernels && !used; k++)
-        used = entry_matches(e, p->kernels[k].template, p->kernels[k].key, p->kernels[k].n_key);
-    if (used) return;
+    if (e->rank > 0 || select_is_used(p, e)) return;
     if (e->place.line) snprintf(place, sizeof place, "%s:%u", e->place.file, e->place.line);
     else snprintf(place, sizeof place, "%s %s.%s", e->place.file, e->template_name, e->set->key);
     diag_warning(d, "spec-unused", place, "this %s \"%s\" matches no launch of the model",

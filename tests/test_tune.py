@@ -340,6 +340,23 @@ class Tune(Case):
         r = product.run("jllmc", "compile", self.model, "--spec", self.spec, "-o", product.path("tune/x.plan"), asan=True)
         self.refused(r, 1, rf"own\.jsonl:{at}: this is not a row")
 
+    def test_thousands_of_choices(self):
+        """They are read, and most of another model's not put into the plan, which can be tuned again."""
+        self.ok(self.tune())
+        mine, choice = product.read(self.file), rows(self.file, "choice")[0]
+        with open(self.file, "ab") as f:
+            for k in range(1, 20001):
+                row = {**choice, "key": {**choice["key"], "k": 32 * k, "m": 77}}
+                f.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        product.write(self.spec, SPEC + USE)
+        plan, few = product.path("tune/many.plan"), product.path("tune/few.plan")
+        r = self.ok(product.run("jllmc", "compile", self.model, "--spec", self.spec, "-q", "-o", plan))
+        self.assertLess(r.cpu, 3, "with 20,000 rows")
+        self.assertEqual(facts(self.ok(product.run("jllmc", "tune", plan, "--dry-run", "-o", "json", asan=True)), "dry_run")["launches"], len(self.select()[0]))
+        product.write(self.file, mine)
+        self.ok(product.run("jllmc", "compile", self.model, "--spec", self.spec, "-q", "-o", few))
+        self.assertLess(abs(os.path.getsize(plan) - os.path.getsize(few)), 4096)
+
     def test_values_that_are_none(self):
         """What a compile would refuse is not taken for known; of another template's version it is no matter."""
         self.ok(self.tune())
