@@ -363,11 +363,7 @@ static json_t *sections_part(struct diff *f) {
 }
 
 static bool open_side(struct side *p, const char *path, struct arena *a, struct diag *d) {
-    struct jllm_error e = {.code = JLLM_OK};
-    if (!plan_open(&p->v, path, &e)) {
-        diag_error(d, "plan", NULL, "%s", e.text);     /* which names it */
-        return false;
-    }
+    if (!sheet_open_plan(&p->v, path, d)) return false;
     sheet_of_plan(&p->s, &p->v, a);
     return true;
 }
