@@ -129,6 +129,15 @@ class Tune(Case):
             self.assertEqual(c["candidates"], 3 + 4 + len({-(-tiles // turns) for turns in (4, 8, 16, 32, 64)}) - 2, c)
         self.assertFalse(os.path.exists(self.file))
 
+    def test_a_full_dry_run(self):
+        """All combinations, but of parameters that mean nothing to a launch, take no time to count."""
+        r = self.ok(self.tune("--dry-run", "--search", "full", "--set", "buckets=16", spec="h200", pin=()))
+        self.assertLess(r.cpu, 15)
+        for c in json.loads(r.text)["launches"]:
+            if c["template"] == "matmul":      # to 8 tokens k_warps, m_warps, row_tiles, ahead, resident; from 16 on k_groups, parts, places for some
+                most = 19 + 5 * 3 * 7 * 8 if " n=1" in c["launch"] and " n=16" not in c["launch"] else 5 * 10 + 5 * 3 * 4 * 8
+                self.assertLessEqual(c["candidates"] + c["not_allowed"], most, c)
+
     def test_progress_counts_what_a_dry_run_does(self):
         n = facts(self.ok(self.tune("--dry-run")), "dry_run")["candidates"]
         r = self.ok(product.run("jllmc", "tune", self.model, "--spec", self.spec, *PIN))
