@@ -38,6 +38,7 @@ struct lowering {
     uint32_t kernel_index_room;
     uint32_t *kernel_index;       /* open addressing over kernel names, 1-based */
     const char *only;             /* template of the kernels whose sources are wanted; NULL: all */
+    const struct program *like;   /* has read the files; NULL: read them */
     const struct contract_template *chosen;   /* of the last choose(), and the key that it got */
     struct key_field *chosen_key; unsigned n_chosen_key;
 };
@@ -396,6 +397,13 @@ static void mark_following(const struct lowering *lo, const struct contract_temp
     }
 }
 
+/* A kernel that has the template's text already; NULL: there is none. */
+static const struct kernel *find_like(const struct lowering *lo, const struct contract_template *t) {
+    for (unsigned i = 0; lo->like && i < lo->like->n_kernels; i++)
+        if (lo->like->kernels[i].source && !strcmp(lo->like->kernels[i].template->name, t->name)) return &lo->like->kernels[i];
+    return NULL;
+}
+
 /* The kernel of a template and a key; made when it is new. Parameters are a function of the two, so names are identities. */
 static uint32_t find_kernel(lua_State *L, struct lowering *lo, const struct contract_template *t,
                             struct key_field *key, unsigned n_key) {
@@ -416,7 +424,7 @@ static uint32_t find_kernel(lua_State *L, struct lowering *lo, const struct cont
     if (!select_choose(lo->p->spec, t, key, n_key, k->choices, lo->a, lo->d)) luaL_error(L, "selection");
     if (!select_forms(lo->p->spec, t, key, n_key, k->forms, lo->a, lo->d)) luaL_error(L, "selection");
     bool wanted = !lo->only || !strcmp(lo->only, t->name);
-    if (wanted && !kernel_source(k, lo->dir, lo->a, lo->d)) luaL_error(L, "source");
+    if (wanted && !kernel_source(k, find_like(lo, t), lo->dir, lo->a, lo->d)) luaL_error(L, "source");
     return index;
 }
 
@@ -649,14 +657,31 @@ static void set_target(lua_State *L, const struct spec *s) {
     lua_setglobal(L, "target");
 }
 
+static int keep_chunk(lua_State *L, const void *p, size_t bytes, void *out) {
+    (void)L;
+    buffer_append(out, p, bytes);
+    return 0;
+}
+
+/* The contract as a function on the stack, and in the program for others like it: a tune lowers thousands. */
+static void load_contract(lua_State *L, struct lowering *lo) {
+    const char *path = arena_printf(lo->a, "%s/contract.lua", lo->dir);
+    struct buffer b = {0};
+    int status = lo->like ? luaL_loadbufferx(L, lo->like->contract, lo->like->contract_bytes, path, "b") : luaL_loadfilex(L, path, "t");
+    if (status != LUA_OK) lua_error(L);
+    if (lo->like) return;
+    lua_dump(L, keep_chunk, &b, false);
+    lo->p->contract = arena_copy(lo->a, b.data, b.bytes), lo->p->contract_bytes = b.bytes;
+    buffer_free(&b);
+}
+
 /* Runs under lua_pcall, so that any error of the contract lands in one place. */
 static int lower_graph(lua_State *L) {
     struct lowering *lo = lowering_of(L);
     set_target(L, lo->p->spec);
     lua_newtable(L);
     lua_setglobal(L, "lower");
-    const char *path = arena_printf(lo->a, "%s/contract.lua", lo->dir);
-    if (luaL_loadfilex(L, path, "t") != LUA_OK) return lua_error(L);
+    load_contract(L, lo);
     lua_call(L, 0, 0);
     if (!(lo->p->spec = tuned_apply(lo->p->spec, lo->p->templates, lo->p->n_templates, lo->dir, lo->a, lo->d))) luaL_error(L, "tuned");
     if (!select_check(lo->p->spec, lo->p->templates, lo->p->n_templates, lo->d)) luaL_error(L, "spec");
@@ -737,21 +762,21 @@ void contract_note_context(const struct program *p, struct diag *d) {
 
 bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g,
                     struct arena *a, struct diag *d) {
-    return contract_lower_one(p, m, s, g, NULL, a, d);
+    return contract_lower_one(p, NULL, m, s, g, NULL, a, d);
 }
 
-bool contract_lower_one(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, const char *template_name,
-                        struct arena *a, struct diag *d) {
+bool contract_lower_one(struct program *p, const struct program *like, const struct model *m, const struct spec *s, const struct graph *g,
+                        const char *template_name, struct arena *a, struct diag *d) {
     uint64_t ctx = (uint64_t)spec_get(s, "memory.ctx_max")->integer;
     *p = (struct program){.model = m, .spec = s, .graph = g};
     p->phases = arena_array(a, g->n_phases, sizeof *p->phases);
     p->ctx_max = (uint32_t)(m->ctx_train && m->ctx_train < ctx ? m->ctx_train : ctx);
     struct lowering lo = {.p = p, .a = a, .d = d, .kv = spec_get(s, "memory.kv")->string, .rope_piece = {-1, -1},
-                          .only = template_name, .max_tokens = largest_bucket(g)};
+                          .only = template_name, .like = like, .max_tokens = largest_bucket(g)};
     p->cache_units = !strcmp(spec_get(s, "target.device")->string, "cpu");
     p->cache_bytes = 2 * (uint64_t)m->n_layer * cache_piece_bytes(p, lo.kv);
     bool ok = contract_run(&lo);
-    if (ok) select_warn_unmatched(p, d);
+    ok = ok && select_check_matches(p, d);
     if (ok) place_pieces(p);
     return ok;
 }

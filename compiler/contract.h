@@ -142,6 +142,7 @@ struct program {
     const struct spec *spec;
     const struct graph *graph;
     struct contract_template *templates; unsigned n_templates;
+    const char *contract; size_t contract_bytes;   /* compiled Lua */
     struct kernel *kernels;  unsigned n_kernels;
     struct value *values;    unsigned n_values;
     struct piece *pieces;    unsigned n_pieces;
@@ -158,9 +159,9 @@ struct program {
 /* A note where a context that somebody asked for is cut to what the model was trained for. */
 void contract_note_context(const struct program *p, struct diag *d);
 bool contract_lower(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, struct arena *a, struct diag *d);
-/* The same, with sources of kernels of one template alone. */
-bool contract_lower_one(struct program *p, const struct model *m, const struct spec *s, const struct graph *g, const char *template_name,
-                        struct arena *a, struct diag *d);
+/* The same with sources of kernels of one template alone, and no file is read: another program of the device (like) has done that. */
+bool contract_lower_one(struct program *p, const struct program *like, const struct model *m, const struct spec *s, const struct graph *g,
+                        const char *template_name, struct arena *a, struct diag *d);
 /* What the contract of spec's device declares, p->templates and p->spec and nothing else, with the spec's entries checked against it. */
 bool contract_declare(struct program *p, const struct spec *s, struct arena *a, struct diag *d);
 /* Check the spec's kernel and shape entries against what the contract declares. */

@@ -352,7 +352,7 @@ static json_t *sections_part(struct diff *f) {
         [PLAN_LAUNCHES] = "launches", [PLAN_PHASES] = "phases", [PLAN_COVER] = "cover", [PLAN_WEIGHTS] = "weights",
         [PLAN_MEMORY] = "memory", [PLAN_TOKENIZER] = "tokenizer", [PLAN_CHAT] = "chat", [PLAN_TESTS] = "tests",
         [PLAN_TEST_INPUTS] = "test inputs", [PLAN_TEST_VALUES] = "test values", [PLAN_TEST_MODEL] = "test of the model",
-        [PLAN_FORECAST] = "forecast", [PLAN_ORIGIN] = "origin"};
+        [PLAN_FORECAST] = "forecast", [PLAN_ORIGIN] = "origin", [PLAN_TARGET] = "target"};
     json_t *list = json_array();
     for (uint32_t kind = 1; kind < PLAN_SECTION_KINDS; kind++)
         if (names[kind] && !same_section(f, kind)) report_append(list, json_string(names[kind]));
@@ -363,11 +363,7 @@ static json_t *sections_part(struct diff *f) {
 }
 
 static bool open_side(struct side *p, const char *path, struct arena *a, struct diag *d) {
-    struct jllm_error e = {.code = JLLM_OK};
-    if (!plan_open(&p->v, path, &e)) {
-        diag_error(d, "plan", NULL, "%s", e.text);     /* which names it */
-        return false;
-    }
+    if (!sheet_open_plan(&p->v, path, d)) return false;
     sheet_of_plan(&p->s, &p->v, a);
     return true;
 }

@@ -397,7 +397,7 @@ static void tail_assemble(struct tail *t, struct buffer *out) {
         if (!b->bytes && !t->stride[kind]) continue;
         buffer_align(out, PLAN_SECTION_ALIGN);
         struct plan_section s = {.kind = kind, .offset = out->bytes, .bytes = b->bytes, .stride = t->stride[kind]};
-        s.flags = kind == PLAN_CHAT || kind == PLAN_FORECAST || kind == PLAN_ORIGIN ? PLAN_SECTION_OPTIONAL : 0;
+        s.flags = kind == PLAN_CHAT || kind >= PLAN_FORECAST ? PLAN_SECTION_OPTIONAL : 0;
         if (!s.stride) s.stride = 1;
         s.count = (uint32_t)(b->bytes / s.stride);
         buffer_append(out, b->data, b->bytes);
@@ -450,6 +450,8 @@ void emit_tail(const struct emit_input *in, const struct plan_hash *hashes, stru
     add_blob(&t, PLAN_CHAT, in->chat);
     if (in->forecast) ADD(&t, PLAN_FORECAST, *in->forecast);
     add_blob(&t, PLAN_ORIGIN, in->origin);
+    const char *target = spec_get(p->spec, "target.name")->string;
+    buffer_append(&t.section[PLAN_TARGET], target, strlen(target) + 1);
     tail_assemble(&t, tail);
     for (unsigned i = 0; i < PLAN_SECTION_KINDS; i++) buffer_free(&t.section[i]);
 }

@@ -234,15 +234,11 @@ static int print_sheet(const struct explainer *e, const struct sheet *s, const s
 static int explain_plan(const struct explainer *e, const char *path) {
     struct plan_view v;
     struct sheet s;
-    struct jllm_error error = {.code = JLLM_OK};
     if (e->o->spec || e->o->n_sets) {
         diag_error(e->d, "usage", path, "this is a plan, which holds its spec's facts: --spec and --set are for models");
         return 2;
     }
-    if (!plan_open(&v, path, &error)) {
-        diag_error(e->d, "plan", NULL, "%s", error.text);
-        return error.code == JLLM_ENVIRONMENT ? 3 : 1;
-    }
+    if (!sheet_open_plan(&v, path, e->d)) return 1;
     sheet_of_plan(&s, &v, e->a);
     int rc = print_sheet(e, &s, &v);
     plan_close(&v);

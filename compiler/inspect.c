@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "../runtime/device.h"
+#include "sheet.h"
 
 /* --- values ---------------------------------------------------------------------------------------- */
 
@@ -190,11 +190,7 @@ static json_t *pieces_part(const struct plan_view *v) {
 
 int inspect_plan(const char *path, enum report_format format, FILE *out, struct arena *a, struct diag *d) {
     struct plan_view v;
-    struct jllm_error e = {.code = JLLM_OK};
-    if (!plan_open(&v, path, &e)) {
-        diag_error(d, "plan", NULL, "%s", e.text);
-        return e.code == JLLM_ENVIRONMENT ? 3 : 1;
-    }
+    if (!sheet_open_plan(&v, path, d)) return 1;
     json_t *root = json_object();
     report_set(root, "plan", plan_part(&v, path));
     report_set(root, "info", info_part(&v, a));

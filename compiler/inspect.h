@@ -7,8 +7,8 @@
 #include "diag.h"
 #include "report.h"
 
-/* 0, or the exit code after a diagnostic: 1 when the file is no sound plan, 3 when it cannot be read. Both formats hold
- * the same fields in the same order. */
+/* 0, or 1 after a diagnostic: the file is no sound plan, or (d->environment) cannot be read. Both formats hold the same fields in
+ * the same order. */
 int inspect_plan(const char *path, enum report_format format, FILE *out, struct arena *a, struct diag *d);
 
 #endif

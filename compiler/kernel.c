@@ -79,11 +79,15 @@ const char *kernel_reasons(const struct kernel *k, struct arena *a) {
     return text;
 }
 
+static void put_upper(struct buffer *b, const char *s) {
+    char *p = buffer_append(b, s, strlen(s));
+    for (; *s; s++) *p++ = (char)toupper((unsigned char)*s);
+}
+
 static void define_upper(struct buffer *b, const char *first, const char *second) {
     buffer_printf(b, "#define JT_");
-    for (const char *p = first; *p; p++) buffer_printf(b, "%c", toupper((unsigned char)*p));
-    if (second) buffer_printf(b, "_");
-    for (const char *p = second ? second : ""; *p; p++) buffer_printf(b, "%c", toupper((unsigned char)*p));
+    put_upper(b, first);
+    if (second) put_upper(b, "_"), put_upper(b, second);
 }
 
 static void write_defines(struct buffer *b, const struct kernel *k) {
@@ -142,10 +146,15 @@ static bool splice(struct buffer *b, const char *dir, const char *name, int dept
     return true;
 }
 
-bool kernel_source(struct kernel *k, const char *dir, struct arena *a, struct diag *d) {
+/* What follows the defines. */
+static const char *body_of(const struct kernel *k) { return strstr(k->source, "\n#line ") + 1; }
+
+bool kernel_source(struct kernel *k, const struct kernel *like, const char *dir, struct arena *a, struct diag *d) {
     struct buffer b = {0};
+    bool ok = true;
     write_defines(&b, k);
-    bool ok = splice(&b, dir, k->template->source, 0, a, d);
+    if (like) buffer_append(&b, body_of(like), strlen(body_of(like)));
+    else ok = splice(&b, dir, k->template->source, 0, a, d);
     if (ok) k->source = arena_copy(a, b.data, b.bytes);
     buffer_free(&b);
     return ok;
@@ -170,7 +179,7 @@ static bool mentions(const char *text, const char *word) {
 
 struct hash128 kernel_identity(const struct kernel *k) {
     struct buffer b = {0}, word = {0};
-    const char *body = strstr(k->source, "\n#line ");   /* after the defines */
+    const char *body = body_of(k);
     for (const char *p = k->source, *eol; p < body; p = eol + 1) {
         bool used = true;
         eol = strchr(p, '\n');

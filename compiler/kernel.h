@@ -11,8 +11,9 @@ const char *kernel_name(const struct contract_template *t, const struct key_fiel
 /* "tokens=4 (specs/x.lua:12, over specs/y.lua:7 (= 2))": every parameter with where its value comes from and what that beat. */
 const char *kernel_reasons(const struct kernel *k, struct arena *a);
 /* Fill k->source: the defines, then the template with our own includes in place of their #include lines, with #line
- * directives so that a compiler names the template's own lines. False: a file could not be read. */
-bool kernel_source(struct kernel *k, const char *dir, struct arena *a, struct diag *d);
+ * directives so that a compiler names the template's own lines. That text is taken from another kernel of the template where
+ * there is one (`like`; or NULL). False: a file could not be read. */
+bool kernel_source(struct kernel *k, const struct kernel *like, const char *dir, struct arena *a, struct diag *d);
 /* Of everything in `dir` that a template's kernels are made by: its text with its includes, and the contract. False: as above. */
 bool kernel_template_hash(const struct contract_template *t, const char *dir, struct hash128 *hash, struct arena *a, struct diag *d);
 /* Of the source without the parameters that it never mentions: kernels of equal identity are the same code. */

@@ -5,7 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "select.h"
 #include "sheet.h"
+
+/* The spec without what included files, such as thousands of tuning results, say of other models. */
+static struct spec spec_of_model(const struct program *p, struct spec_entry *entries) {
+    struct spec s = *p->spec;
+    s.entries = entries, s.n_entries = 0;
+    for (unsigned i = 0; i < p->spec->n_entries; i++)
+        if (!p->spec->entries[i].rank || select_is_used(p, &p->spec->entries[i])) entries[s.n_entries++] = p->spec->entries[i];
+    return s;
+}
 
 void origin_write(const struct program *p, struct buffer *out) {
     const struct model *m = p->model;
@@ -13,7 +23,10 @@ void origin_write(const struct program *p, struct buffer *out) {
     size_t bytes = 0;
     FILE *f = open_memstream(&text, &bytes);
     if (!f) base_fail("out of memory");
-    spec_write(p->spec, f);
+    struct arena a = {0};
+    struct spec s = spec_of_model(p, arena_array(&a, p->spec->n_entries + 1u, sizeof *s.entries));
+    spec_write(&s, f);
+    arena_free(&a);
     if (fclose(f)) base_fail("out of memory");
     struct plan_origin o = {m->n_head, m->n_head_kv, m->head_dim, m->rope_dim, m->rope_neox, (uint32_t)bytes,
                             m->window, m->window_period, m->rms_eps};

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "progress.h"
+#include "sheet.h"
 
 int pack_lock(const char *path, struct diag *d) {
     int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -92,14 +93,10 @@ static int pack_open_plan(const char *path, int fd, const struct plan_view *v, s
 
 int pack_plan(const char *path, struct arena *a, struct diag *d) {
     struct plan_view v;
-    struct jllm_error e;
     int fd = pack_lock(path, d);
     if (fd < 0) return 3;
     int rc = 1;
-    if (!plan_open(&v, path, &e)) {
-        diag_error(d, "plan", NULL, "%s", e.text);
-        d->environment |= e.code == JLLM_ENVIRONMENT;
-    } else {
+    if (sheet_open_plan(&v, path, d)) {
         rc = pack_check(fd, &v, path, d) ? pack_open_plan(path, fd, &v, a, d) : 3;
         plan_close(&v);
     }

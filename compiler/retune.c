@@ -429,13 +429,9 @@ static int retune_open_plan(struct retune *r, int fd, FILE *out) {
 
 int retune_run(const struct retune_options *o, FILE *out, struct arena *a, struct diag *d) {
     struct retune r = {.o = o, .a = a, .d = d, .tuner = {.fd = -1, .a = a, .d = d}};
-    struct jllm_error e;
     int fd = pack_lock(o->plan, d), rc = 1;
     if (fd < 0) return 3;
-    if (!plan_open(&r.view, o->plan, &e)) {
-        diag_error(d, "plan", NULL, "%s", e.text);
-        d->environment |= e.code == JLLM_ENVIRONMENT;
-    } else {
+    if (sheet_open_plan(&r.view, o->plan, d)) {
         rc = pack_check(fd, &r.view, o->plan, d) ? retune_open_plan(&r, fd, out) : 3;
         plan_close(&r.view);
     }

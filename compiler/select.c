@@ -338,17 +338,42 @@ bool select_forms(const struct spec *s, const struct contract_template *t,
 
 /* ---- entries without a launch ---- */
 
-void select_warn_unmatched(const struct program *p, struct diag *d) {
+/* A field that launches of the template have as another kind, a word or a number, than the entry gives it: it can match none. */
+static void check_kind(const struct program *p, const struct spec_entry *e, const struct spec_field *f, struct diag *d) {
+    const struct key_field *theirs = NULL;
+    char value[PLACE_MAX / 2];
+    for (unsigned k = 0; k < p->n_kernels; k++) {
+        const struct key_field *key = strcmp(p->kernels[k].template->name, e->template_name) ? NULL : kernel_key(&p->kernels[k], f->key);
+        if (key && (key->type == KEY_STRING) == (f->value.type == SPEC_STRING)) return;
+        if (key) theirs = key;
+    }
+    if (theirs)
+        spec_error(p->spec, d, f->value.place, "spec-type", "'%s' is a %s for launches of \"%s\", which %s can never match", f->key,
+                   theirs->type == KEY_STRING ? "word" : "number", e->template_name, value_text(&f->value, value, sizeof value));
+}
+
+bool select_is_used(const struct program *p, const struct spec_entry *e) {
+    for (unsigned k = 0; k < p->n_kernels; k++)
+        if (entry_matches(e, p->kernels[k].template, p->kernels[k].key, p->kernels[k].n_key)) return true;
+    return false;
+}
+
+static void warn_unmatched(const struct program *p, const struct spec_entry *e, struct diag *d) {
+    char place[PLACE_MAX];
+    if (e->rank > 0 || select_is_used(p, e)) return;
+    if (e->place.line) snprintf(place, sizeof place, "%s:%u", e->place.file, e->place.line);
+    else snprintf(place, sizeof place, "%s %s.%s", e->place.file, e->template_name, e->set->key);
+    diag_warning(d, "spec-unused", place, "this %s \"%s\" matches no launch of the model",
+                 e->shape ? "shape" : "kernel", e->template_name);
+}
+
+bool select_check_matches(const struct program *p, struct diag *d) {
+    unsigned before = d->errors;
     for (unsigned i = 0; i < p->spec->n_entries; i++) {
         const struct spec_entry *e = &p->spec->entries[i];
-        char place[PLACE_MAX];
-        bool used = e->rank > 0;
-        for (unsigned k = 0; k < p->n_kernels && !used; k++)
-            used = entry_matches(e, p->kernels[k].template, p->kernels[k].key, p->kernels[k].n_key);
-        if (used) continue;
-        if (e->place.line) snprintf(place, sizeof place, "%s:%u", e->place.file, e->place.line);
-        else snprintf(place, sizeof place, "%s %s.%s", e->place.file, e->template_name, e->set->key);
-        diag_warning(d, "spec-unused", place, "this %s \"%s\" matches no launch of the model",
-                     e->shape ? "shape" : "kernel", e->template_name);
+        unsigned so_far = d->errors;
+        for (unsigned j = 0; j < e->n_match; j++) check_kind(p, e, &e->match[j], d);
+        if (d->errors == so_far) warn_unmatched(p, e, d);
     }
+    return d->errors == before;
 }

@@ -23,8 +23,10 @@ bool select_choose(const struct spec *s, const struct contract_template *t,
 bool select_forms(const struct spec *s, const struct contract_template *t,
                   const struct key_field *key, unsigned n_key, struct choice *out, struct arena *a,
                   struct diag *d);
-/* Warn of the user's own entries that match no launch of a lowered program. Those of included files are for many models,
- * and may. */
-void select_warn_unmatched(const struct program *p, struct diag *d);
+/* Of a lowered program. False: a field of an entry is a word where launches have a number, or the other way round; diagnostics. Warns
+ * of the user's own entries that match no launch; those of included files are for many models, and may. */
+bool select_check_matches(const struct program *p, struct diag *d);
+/* Does an entry match a launch of a lowered program? */
+bool select_is_used(const struct program *p, const struct spec_entry *e);
 
 #endif

@@ -8,6 +8,14 @@
 
 const char *const sheet_phase_names[PLAN_PHASE_CANDIDATES + 1] = {"", "prefill", "head", "decode", "candidates"};
 
+bool sheet_open_plan(struct plan_view *v, const char *path, struct diag *d) {
+    struct jllm_error e;
+    if (plan_open(v, path, &e)) return true;
+    diag_error(d, "plan", NULL, "%s", e.text);   /* which names it */
+    d->environment |= e.code == JLLM_ENVIRONMENT;
+    return false;
+}
+
 const void *sheet_section(const struct plan_view *v, uint32_t kind, uint64_t *bytes) {
     const struct plan_tail *tail = (const void *)v->tail;
     const struct plan_section *s = (const void *)(tail + 1);

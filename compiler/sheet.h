@@ -38,6 +38,8 @@ struct sheet {
 
 extern const char *const sheet_phase_names[PLAN_PHASE_CANDIDATES + 1];
 
+/* plan_open for a command. False: a diagnostic says what is wrong, and whether it is the environment's. */
+bool sheet_open_plan(struct plan_view *v, const char *path, struct diag *d);
 /* Strings stay v's. */
 void sheet_of_plan(struct sheet *s, const struct plan_view *v, struct arena *a);
 void sheet_of_program(struct sheet *s, const struct program *p, const struct plan_forecast *f, struct arena *a);

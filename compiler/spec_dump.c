@@ -50,9 +50,10 @@ static bool same_match(const struct spec_entry *a, const struct spec_entry *b) {
 }
 
 bool spec_is_superseded(const struct spec *s, const struct spec_entry *e, const char *key) {
-    for (unsigned i = 0; i < s->n_entries && !spec_is_override(e); i++) {
+    if (spec_is_override(e)) return false;
+    for (unsigned i = 0; i < s->n_entries; i++) {   /* ranks first: there may be thousands of tuned choices, all of one rank */
         const struct spec_entry *o = &s->entries[i];
-        if (!spec_is_override(o) && o->rank < e->rank &&
+        if (o->rank < e->rank && !spec_is_override(o) &&
             !strcmp(o->template_name, e->template_name) && find_field(o->set, o->n_set, key) &&
             same_match(o, e))
             return true;
@@ -65,7 +66,7 @@ static const struct spec_field *effective_set(const struct spec *s, const struct
                                               const struct spec_field *f) {
     for (unsigned i = 0; i < s->n_entries; i++) {
         const struct spec_entry *o = &s->entries[i];
-        if (spec_is_override(o) && !strcmp(o->template_name, e->template_name) &&
+        if (!o->n_match && spec_is_override(o) && !strcmp(o->template_name, e->template_name) &&
             !strcmp(o->set->key, f->key))
             return o->set;
     }
@@ -126,7 +127,7 @@ static void dump_match(const struct spec_entry *e, bool when, FILE *out) {
     if (n) fputs(" },", out);
 }
 
-/* One line per parameter: each has its own place. */
+/* With places a line for each parameter, which has its own. */
 static void dump_entry(const struct dump *d, const struct spec *s, const struct spec_entry *e) {
     FILE *out = d->out;
     if (!d->places && spec_is_override(e)) {
@@ -137,18 +138,24 @@ static void dump_entry(const struct dump *d, const struct spec *s, const struct 
         fputc('\n', out);
         return;
     }
+    unsigned n_before = 0;   /* on the line */
     for (unsigned i = 0; i < e->n_set; i++) {
         if (spec_is_superseded(s, e, e->set[i].key)) continue;
         const struct spec_field *f = d->places ? effective_set(s, e, &e->set[i]) : &e->set[i];
-        fprintf(out, "%s \"%s\" {", e->shape ? "shape" : "kernel", e->template_name);
-        dump_match(e, false, out);
-        dump_match(e, true, out);
-        fprintf(out, " %s = ", f->key);
+        if (!n_before) {
+            fprintf(out, "%s \"%s\" {", e->shape ? "shape" : "kernel", e->template_name);
+            dump_match(e, false, out);
+            dump_match(e, true, out);
+        }
+        fprintf(out, "%s %s = ", n_before ? "," : "", f->key);
         dump_value(out, &f->value);
+        n_before += !d->places;
+        if (!d->places) continue;
         fputs(" } ", out);
         dump_place(d, f->value.place);
         fputc('\n', out);
     }
+    if (n_before) fputs(" }\n", out);
 }
 
 static void dump_all(const struct dump *d, const struct spec *s) {

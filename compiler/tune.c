@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "origin.h"
+#include "sheet.h"
 #include "tune_passes.h"
 
 #define PASSES_SHARE 0.2      /* of --timeout, for whole passes at its end */
@@ -38,12 +39,7 @@ static bool is_gguf(const char *path) {
 }
 
 static bool read_plan(struct subject *s, const struct tune_options *o, struct arena *a, struct diag *d) {
-    struct jllm_error e;
-    if (!plan_open(&s->view, o->input, &e)) {
-        diag_error(d, "plan", NULL, "%s", e.text);
-        d->environment |= e.code == JLLM_ENVIRONMENT;
-        return false;
-    }
+    if (!sheet_open_plan(&s->view, o->input, d)) return false;
     s->has_view = true;
     s->spec_name = s->view.strings + s->view.info->spec_name;
     if (!origin_read(&s->origin, &s->view, o->input, a, d)) return false;

@@ -242,12 +242,13 @@ void tuner_spec(const struct tuner *t, int64_t *const *values, const char *place
 
 /* --- beginning and end ------------------------------------------------------------------------------ */
 
-/* Settings that the first pass over a stage looks at, from what holds. */
-static size_t plan_stage(struct stage *s, bool shape) {
+/* Settings that the first pass over a stage looks at, from what holds; as in the search without parameters that are idle (NULL: not
+ * asked). */
+static size_t plan_stage(struct stage *s, const bool *idle, bool shape) {
     size_t n = 0;
     s->n_axes = 0;
     for (unsigned i = 0; i < s->template->n_params; i++)
-        if (stage_is_open(s->t, s->template, i, shape)) stage_add_axis(s, i);
+        if (!(idle && idle[i]) && stage_is_open(s->t, s->template, i, shape)) stage_add_axis(s, i);
     if (!s->n_axes) return 0;
     if (s->t->n_sweeps || s->t->search == TUNE_FULL) return stage_product(s);
     for (unsigned i = 0; i < s->n_axes; i++) n += s->axes[i].n;
@@ -263,7 +264,7 @@ unsigned tuner_count(struct tuner *t, uint32_t unit, unsigned *n_illegal) {
     if (t->n_sweeps && !tune_sweep_find(t, u->template->name, NULL)) return 0;
     for (unsigned shape = 0; shape < 2; shape++) {
         bool whole = t->n_sweeps || t->search == TUNE_FULL;
-        size_t all = plan_stage(&s, shape);
+        size_t all = plan_stage(&s, tune_idle(t, u), shape);
         struct tune_todo *seen = arena_array(&a, all + 2, sizeof *seen);
         struct hash128 *identity = arena_array(&a, all + 1, sizeof *identity);
         bool *allowed = arena_array(&a, all + 1, sizeof *allowed);
@@ -294,7 +295,8 @@ static void count_first(struct tuner *t, uint32_t unit) {
     struct stage s = {.t = t, .template = t->all.units[unit].template};
     size_t *n = t->results[unit].n_first;
     unsigned n_illegal;
-    for (unsigned shape = 0; shape < 2; shape++) n[shape] = plan_stage(&s, shape);
+    const bool *idle = t->deadline > 0 ? NULL : tune_idle(t, &t->all.units[unit]);
+    for (unsigned shape = 0; shape < 2; shape++) n[shape] = plan_stage(&s, idle, shape);
     if (!(t->deadline > 0) && n[0] + n[1] <= COUNTED_MAX) tuner_count(t, unit, &n_illegal);
     t->n_later += n[0] + n[1];
 }

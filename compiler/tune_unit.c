@@ -233,7 +233,7 @@ bool tune_candidate_lower(struct tune_candidate *c, const struct tune_units *all
     struct diag quiet = {.out = open_memstream(&text, &bytes)};
     if (!quiet.out) base_fail("out of memory");
     *c = (struct tune_candidate){.values = values};
-    bool ok = contract_lower_one(&c->program, small_model(all, u, a), with_entry(all->spec, u, values, a), small_graph(all, u, a),
+    bool ok = contract_lower_one(&c->program, all->program, small_model(all, u, a), with_entry(all->spec, u, values, a), small_graph(all, u, a),
                                  u->template->name, a, &quiet);
     fclose(quiet.out);
     if (!ok) *why = first_line(text ? text : "", a);

@@ -45,8 +45,10 @@ static bool read_fields(json_t *object, struct spec_place at, struct spec_field 
     return true;
 }
 
-static bool read_row(json_t *json, struct spec_place at, struct tuned_row *r, struct arena *a) {
+/* False: *why, in the arena. */
+static bool read_row(json_t *json, struct spec_place at, struct tuned_row *r, const char **why, struct arena *a) {
     const char *kind = json_string_value(json_object_get(json, "row")), *word = json_string_value(json_object_get(json, "word"));
+    *why = "fields are missing or of another version";
     if (json_integer_value(json_object_get(json, "version")) != ROW_VERSION || !kind) return false;
     *r = (struct tuned_row){.choice = !strcmp(kind, "choice"), .shape = word && !strcmp(word, "shape"), .line = at.line,
                             .template_name = text_of(json, "template", a), .hash = text_of(json, "hash", a),
@@ -65,8 +67,12 @@ static bool read_row(json_t *json, struct spec_place at, struct tuned_row *r, st
     if (!read_fields(json_object_get(json, "set"), at, &r->set, &r->n_set, a) || !r->n_set) return false;
     for (unsigned i = 0; i < r->n_set; i++)
         if (r->set[i].value.type != SPEC_INTEGER) return false;
-    for (unsigned i = 0; i < r->n_key; i++)   /* other fields are as their template has them, numbers or words: out = "x16" */
-        if (spec_is_match_key(r->key[i].key) && !strcmp(r->key[i].key, "quant") != (r->key[i].value.type == SPEC_STRING)) return false;
+    for (unsigned i = 0; i < r->n_key; i++) {   /* other fields are as their template has them, numbers or words: out = "x16" */
+        bool text = !strcmp(r->key[i].key, "quant");
+        if (!spec_is_match_key(r->key[i].key) || text == (r->key[i].value.type == SPEC_STRING)) continue;
+        *why = arena_printf(a, "'%s' is a %s", r->key[i].key, text ? "word" : "number");
+        return false;
+    }
     return *r->template_name && *r->hash;
 }
 
@@ -85,15 +91,15 @@ bool tuned_parse(const char *name, const char *text, size_t bytes, struct tuned_
     *rows = arena_array(a, room + 2u, sizeof **rows);
     const char *p = text, *end = text + bytes;
     for (const char *eol; p < end; p = eol < end ? eol + 1 : end) {
-        json_error_t why = {.text = "it is none"};
+        json_error_t error = {.text = "it is none"};
+        const char *why = error.text;
         at.line++;
         if (!(eol = memchr(p, '\n', (size_t)(end - p))) && !is_object(p, eol = end)) break;    /* what a killed tune left of a row */
-        json_t *json = json_loadb(p, (size_t)(eol - p), JSON_REJECT_DUPLICATES, &why);
-        bool ok = json && read_row(json, at, &(*rows)[*n], a);
+        json_t *json = json_loadb(p, (size_t)(eol - p), JSON_REJECT_DUPLICATES, &error);
+        bool ok = json && read_row(json, at, &(*rows)[*n], &why, a);
         json_decref(json);
         if (!ok) {
-            diag_error(d, "tuned-row", arena_printf(a, "%s:%u", name, at.line), "this is not a row of tuning results (%s)",
-                       json ? "fields are missing or of another version" : why.text);
+            diag_error(d, "tuned-row", arena_printf(a, "%s:%u", name, at.line), "this is not a row of tuning results (%s)", why);
             return false;
         }
         ++*n;
@@ -177,11 +183,31 @@ static bool same_launches(const struct spec_entry *a, const struct spec_entry *b
            tuned_same_fields(a->match, a->n_match, b->match, b->n_match);
 }
 
-/* The entry for the same launches among entries [first, n); NULL: none. */
-static struct spec_entry *find_entry(struct spec_entry *entries, unsigned first, unsigned n, const struct spec_entry *like) {
-    for (unsigned i = first; i < n; i++)
-        if (same_launches(&entries[i], like)) return &entries[i];
-    return NULL;
+/* Entries by what they match: open addressing, numbers from 1 on, room is a power of two. */
+struct entry_index { uint32_t *slots, room; };
+
+static uint32_t hash_entry(const struct spec_entry *e) {
+    struct buffer b = {0};
+    uint32_t h;
+    buffer_printf(&b, "%d %s", e->shape, e->template_name);
+    for (unsigned i = 0; i < e->n_match; i++) {
+        const struct spec_value *v = &e->match[i].value;
+        buffer_printf(&b, " %s=", e->match[i].key);
+        if (v->type == SPEC_STRING) buffer_printf(&b, "%s", v->string);
+        else buffer_printf(&b, "%lld", (long long)v->integer);
+    }
+    struct hash128 all = hash_bytes(b.data, b.bytes);
+    memcpy(&h, all.bytes, sizeof h);
+    buffer_free(&b);
+    return h;
+}
+
+/* Where an entry for the same launches stands among entries, or would. */
+static uint32_t *find_entry(const struct entry_index *x, const struct spec_entry *entries, const struct spec_entry *like) {
+    for (uint32_t i = hash_entry(like);; i++) {
+        uint32_t *slot = &x->slots[i & (x->room - 1)];
+        if (!*slot || same_launches(&entries[*slot - 1], like)) return slot;
+    }
 }
 
 /* Does the row speak of a template as it is today? hashes[n]: of the templates that were asked for, NULL before.
@@ -212,15 +238,19 @@ const struct spec *tuned_apply(const struct spec *s, const struct contract_templ
     bool *current = arena_array(a, s->n_tuned, sizeof *current), ok = true;
     const char **hashes = arena_array(a, n + 1u, sizeof *hashes);
     const char *target = tuned_target(s, a);
+    struct entry_index index = {.room = 16};
+    while (index.room < 2 * s->n_tuned) index.room *= 2;
+    index.slots = arena_array(a, index.room, sizeof *index.slots);
     for (unsigned i = 0; i < s->n_tuned && ok; i++) {
         const struct spec_tuned *t = &s->tuned[i];
         if (!(current[i] = is_current(t, target, templates, n, hashes, dir, &ok, a, d))) continue;
-        struct spec_entry *before = find_entry(out->entries, s->n_entries, out->n_entries, &t->entry);
-        *(before ? before : &out->entries[out->n_entries++]) = t->entry;
+        uint32_t *slot = find_entry(&index, out->entries, &t->entry);
+        if (!*slot) *slot = ++out->n_entries;
+        out->entries[*slot - 1] = t->entry;
     }
     unsigned others = 0, first = 0;
     for (unsigned i = 0; i < s->n_tuned && ok; i++)
-        if (!current[i] && !find_entry(out->entries, s->n_entries, out->n_entries, &s->tuned[i].entry) && !others++) first = i;
+        if (!current[i] && !*find_entry(&index, out->entries, &s->tuned[i].entry) && !others++) first = i;
     if (others)
         diag_note(d, "%s:%u%s: made for other templates or another target than %s, not used; jllmc tune measures anew",
                   s->tuned[first].entry.place.file, s->tuned[first].entry.place.line,

@@ -84,6 +84,7 @@ enum plan_section_kind {
     PLAN_TEST_MODEL,  /* struct plan_test_model, then ids and values: the whole model on a few tokens */
     PLAN_FORECAST,    /* optional, one struct plan_forecast: what the spec's facts say this plan takes */
     PLAN_ORIGIN,      /* optional: struct plan_origin, then the spec's text: what a retune lowers the model by again */
+    PLAN_TARGET,      /* optional: what the spec calls its target, with a NUL at the end */
     PLAN_SECTION_KINDS
 };
 enum { PLAN_SECTION_OPTIONAL = 1 };   /* a reader that does not know the kind may ignore it */

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -402,6 +403,15 @@ class Run(Cli):
         self.usage(product.run("jllm-run", self.hi, "--detokenize", "-p", "x"), r"--detokenize reads ids from stdin")
         self.usage(product.run("jllm-run", self.hi, "--logits", product.path("cli/l.npy"), "--tokens", "1", "-p", "x"), r"one of the two")
         self.usage(product.run("jllm-run", self.hi, "--logits", "", "-p", "x"), r"--logits takes")
+        out = product.path("cli/two.npy")
+        modes = (("--selftest",), ("--tokenize",), ("--detokenize",), ("--logits", out))
+        for one, other in [(a, b) for a in modes for b in (*modes, ("-p", "x"), ("-f", "/dev/null")) if a != b]:
+            if other[0] in ("-p", "-f") and one[0] != "--selftest":
+                continue
+            r = product.run("jllm-run", self.hi, *one, *other, asan=True)
+            self.usage(r, f"(?m)^error: {one[0]} and {other[0]} exclude each other")
+        self.usage(product.run("jllm-run", self.hi, "-f", "/dev/null", "-p", "x", asan=True), "^error: -p and -f exclude each other")
+        self.assertFalse(os.path.exists(out))
         for flags, stdin in ((("-p", "Hi!"), b""), (("-f", "-"), b"Hi!\n"), ((), b"Hi!")):
             self.assertEqual(json.loads(self.ok(product.run("jllm-run", self.hi, "--tokenize", *flags, stdin=stdin, asan=True)).text), [*b"Hi!"])
         self.assertEqual(self.ok(product.run("jllm-run", self.hi, "-f", "-", "--temp", 0, stdin=b"Hello\n")).text, "Hi!\n")
@@ -733,6 +743,20 @@ class Run(Cli):
         r = product.run("jllm-run", plan, "--tokens", "1", "--logits", "/nonexistent/l.npy", asan=True)
         self.refused(r, 3, r"/nonexistent/l\.npy")
 
+    def test_logits_that_cannot_be_written(self):
+        """One sentence with the file's name, and nothing half-written beside what was there."""
+        plan = product.plan(product.model(*TINY), "--set", "buckets=8")
+        folder = product.folder("logits")
+        there, link = product.write(os.path.join(folder, "l.npy"), b"mine"), os.path.join(folder, "link.npy")
+        os.symlink("/dev/full", link)
+        for path, said, limits in (("/dev/full", "not a regular file", ()), (link, "not a regular file", ()), (folder, "not a regular file", ()),
+                                   (there, "File too large", [(resource.RLIMIT_FSIZE, 70000)])):
+            with self.subTest(path):
+                r = product.run("jllm-run", plan, "--tokens", ",".join(["5"] * 100), "--logits", path, limits=limits, asan=True)
+                self.refused(r, 3, rf"(?m)^error: {re.escape(path)}: {said}.*$")
+                self.assertEqual((r.out, r.err.count("\n")), (b"", 1), r.err)
+        self.assertEqual((product.read(there), sorted(os.listdir(folder))), (b"mine", ["l.npy", "link.npy"]))
+
     def test_selftest(self):
         for asan in (False, True):
             r = self.ok(product.run("jllm-run", product.plan(product.model(*TINY), "--set", "buckets=8"), "--selftest", asan=asan))
@@ -800,6 +824,14 @@ class Bench(Cli):
             with self.subTest(flags):
                 r = product.run("jllm-bench", *([self.plan] if flags else []), *flags, asan=os.path.exists(product.tool("jllm-bench", True)))
                 self.usage(r)
+        for flags, said in ((("--ops", "9-8"), "^error: --ops: the range 9-8 ends before"), (("-p", "3,9-8"), "^error: -p: the range 9-8"), (("-n", "5-3*2"), "^error: -n: the"),
+                            (("-d", "2-1", "-p", "3"), "^error: -d: "), (("-t", "2-1"), "^error: -t: "), (("--ops", ","), "^error: --ops: ','"), (("-p", ","), "^error: -p: ','"),
+                            (("-p", ""), "^error: -p: ''"), (("-p", "0", "-n", "0"), "^error: -p 0 and -n 0 leave no test"), (("-p", "0", "-n", "0", "--peak"), "leave no test")):
+            with self.subTest(flags):
+                r = product.run("jllm-bench", self.plan, *flags, asan=True)
+                self.usage(r, said)
+                self.assertEqual(r.err.count("error"), 1, r.err)
+        self.assertIn("| tg2 |", self.ok(product.run("jllm-bench", self.plan, "-p", 0, "-n", 2, "-r", 1, "-t", 1)).text)
         self.ok(product.run("jllm-bench", "--help"))
 
     def test_a_prompt_beyond_the_context(self):

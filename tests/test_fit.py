@@ -192,6 +192,15 @@ class Table(Fit):
         r = self.ok(product.run("jllm-run", plan, "-p", "the", "-n", "8", "--ignore-eos"))
         self.assertRegex(r.err, r"(?m)^ +audit      = +[\d.]+ tokens per second = \d+ % of the [\d.e+]+ expected on cpu$")
 
+    def test_a_run_is_audited_by_the_name_of_its_target(self):
+        for text, said in ((b'include "cpu"', r"cpu \(spec board\)"), (b'include "cpu"\ntarget { name = "board" }', "board"),
+                           (b'target { name = "My board, 8 GB" }', r"My board, 8 GB \(spec board\)")):
+            spec = product.write(product.path("board.lua"), b"jllm_spec(1)\n" + text + b"\n")
+            plan = product.path("board.plan")
+            self.ok(product.run("jllmc", "compile", product.model(*TINY), "--spec", spec, "-q", "-o", plan, "--set", "target.dram_gbps=0.5", "--set", "buckets=8"))
+            r = self.ok(product.run("jllm-run", plan, "-p", "the", "-n", "8", "--ignore-eos", asan=True))
+            self.assertRegex(r.err, rf"(?m)^ +audit .* expected on {said}(;.*)?$")
+
     def test_usage(self):
         model = product.model(*TINY)
         for args, said in (((), "takes models"), (("-", "-"), "from stdin"), ((model, "-o", "csv"), "md or json, not 'csv'")):

@@ -254,12 +254,35 @@ static void test_entries_without_a_launch(void **state) {
     load(&c, "include 'far'\nkernel 'matmul' { k = 576, tokens = 1 }\nkernel 'matmul' { k = 577, tokens = 1 }\n"
              "shape 'attention' { slices = 2 }", sets, 2);
     struct program p = {.spec = &c.spec, .kernels = &k, .n_kernels = 1};
-    select_warn_unmatched(&p, &c.diag);
+    assert_true(select_check_matches(&p, &c.diag));
     fclose(c.diag.out);
     assert_string_equal(c.text, "warning: x.lua:4: this kernel \"matmul\" matches no launch of the model [spec-unused]\n"
                                 "warning: x.lua:5: this shape \"attention\" matches no launch of the model [spec-unused]\n"
                                 "warning: --set attention.tokens: this kernel \"attention\" matches no launch of the model "
                                 "[spec-unused]\n");
+    release(&c);
+}
+
+/* In included files, too. */
+static void test_words_and_numbers(void **state) {
+    (void)state;
+    struct key_field key[COUNT(launch) + 1];
+    memcpy(key, launch, sizeof launch);
+    key[COUNT(launch)] = (struct key_field){.name = "out", .type = KEY_STRING, .string = "x16"};
+    struct kernel kernels[] = {{.template = &templates[0], .key = key, .n_key = COUNT(launch)},
+                               {.template = &templates[0], .key = key, .n_key = COUNT(key)}};
+    struct chosen c;
+    write_text("far.lua", "jllm_spec(1)\nkernel 'matmul' { when = { eps = 'small' }, tokens = 1 }");
+    load(&c, "include 'far'\nkernel 'matmul' { when = { out = 16 }, tokens = 1 }\nkernel 'matmul' { when = { out = 'x16' }, tokens = 1 }", NULL, 0);
+    struct program p = {.spec = &c.spec, .kernels = kernels, .n_kernels = COUNT(kernels)};
+    assert_false(select_check_matches(&p, &c.diag));
+    fclose(c.diag.out);
+    assert_string_equal(c.text, "error: far.lua:2:28: 'eps' is a number for launches of \"matmul\", which \"small\" can never match [spec-type]\n"
+                                "    kernel 'matmul' { when = { eps = 'small' }, tokens = 1 }\n"
+                                "                               ^\n"
+                                "error: x.lua:3:28: 'out' is a word for launches of \"matmul\", which 16 can never match [spec-type]\n"
+                                "    kernel 'matmul' { when = { out = 16 }, tokens = 1 }\n"
+                                "                               ^\n");
     release(&c);
 }
 
@@ -307,6 +330,7 @@ int main(void) {
         cmocka_unit_test(test_unknown_words),
         cmocka_unit_test(test_the_order_of_sums_is_set_by_shape),
         cmocka_unit_test(test_entries_without_a_launch),
+        cmocka_unit_test(test_words_and_numbers),
         cmocka_unit_test(test_unknown_words_of_set),
     };
     return cmocka_run_group_tests(tests, enter_scratch, leave_scratch);

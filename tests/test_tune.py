@@ -129,6 +129,15 @@ class Tune(Case):
             self.assertEqual(c["candidates"], 3 + 4 + len({-(-tiles // turns) for turns in (4, 8, 16, 32, 64)}) - 2, c)
         self.assertFalse(os.path.exists(self.file))
 
+    def test_a_full_dry_run(self):
+        """All combinations, but of parameters that mean nothing to a launch, take no time to count."""
+        r = self.ok(self.tune("--dry-run", "--search", "full", "--set", "buckets=16", spec="h200", pin=()))
+        self.assertLess(r.cpu, 15)
+        for c in json.loads(r.text)["launches"]:
+            if c["template"] == "matmul":      # to 8 tokens k_warps, m_warps, row_tiles, ahead, resident; from 16 on k_groups, parts, places for some
+                most = 19 + 5 * 3 * 7 * 8 if " n=1" in c["launch"] and " n=16" not in c["launch"] else 5 * 10 + 5 * 3 * 4 * 8
+                self.assertLessEqual(c["candidates"] + c["not_allowed"], most, c)
+
     def test_progress_counts_what_a_dry_run_does(self):
         n = facts(self.ok(self.tune("--dry-run")), "dry_run")["candidates"]
         r = self.ok(product.run("jllmc", "tune", self.model, "--spec", self.spec, *PIN))
@@ -311,7 +320,13 @@ class Tune(Case):
         self.ok(self.tune("--continue"))
         self.assertEqual(len(choices(self.file)), len(self.select()[0]))
         product.write(self.file, whole.replace(b'"quant":"q8_0"', b'"quant":5', 1))
-        self.refused(self.tune(asan=True), 1, r"own\.jsonl:1: this is not a row")
+        self.refused(self.tune(asan=True), 1, r"own\.jsonl:1: this is not a row of tuning results \('quant' is a word\)")
+        lines = whole.splitlines(keepends=True)
+        at = next(i for i, line in enumerate(lines) if b'"choice"' in line and b'"residual":0' in line)
+        product.write(self.file, b"".join([*lines[:at], lines[at].replace(b'"residual":0', b'"residual":"0"'), *lines[at + 1:]]))
+        r = product.run("jllmc", "compile", self.model, "--spec", self.spec, "-o", product.path("tune/x.plan"), asan=True)
+        self.refused(r, 1, rf"""own\.jsonl:{at + 1}: 'residual' is a number for launches of "matmul", which "0" can never match""")
+        self.assertEqual(r.err.count("error"), 1, r.err)
         product.write(self.file, whole + b"{}\n")
         n = whole.count(b"\n") + 1
         self.refused(self.tune(asan=True), 1, rf"own\.jsonl:{n}: this is not a row")
@@ -333,6 +348,23 @@ class Tune(Case):
         at = whole.count(b"\n") + 1
         r = product.run("jllmc", "compile", self.model, "--spec", self.spec, "-o", product.path("tune/x.plan"), asan=True)
         self.refused(r, 1, rf"own\.jsonl:{at}: this is not a row")
+
+    def test_thousands_of_choices(self):
+        """They are read, and most of another model's not put into the plan, which can be tuned again."""
+        self.ok(self.tune())
+        mine, choice = product.read(self.file), rows(self.file, "choice")[0]
+        with open(self.file, "ab") as f:
+            for k in range(1, 20001):
+                row = {**choice, "key": {**choice["key"], "k": 32 * k, "m": 77}}
+                f.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        product.write(self.spec, SPEC + USE)
+        plan, few = product.path("tune/many.plan"), product.path("tune/few.plan")
+        r = self.ok(product.run("jllmc", "compile", self.model, "--spec", self.spec, "-q", "-o", plan))
+        self.assertLess(r.cpu, 3, "with 20,000 rows")
+        self.assertEqual(facts(self.ok(product.run("jllmc", "tune", plan, "--dry-run", "-o", "json", asan=True)), "dry_run")["launches"], len(self.select()[0]))
+        product.write(self.file, mine)
+        self.ok(product.run("jllmc", "compile", self.model, "--spec", self.spec, "-q", "-o", few))
+        self.assertLess(abs(os.path.getsize(plan) - os.path.getsize(few)), 4096)
 
     def test_values_that_are_none(self):
         """What a compile would refuse is not taken for known; of another template's version it is no matter."""

@@ -251,6 +251,18 @@ static _Noreturn void refuse_fixed(int id, const char *name) {
     stop(EXIT_USAGE, "%s: %s", name, what[id - OPT_FIXED_LAYERS]);
 }
 
+static const char *const mode_names[] = {
+    [ARGS_LOGITS] = "--logits", [ARGS_TOKENIZE] = "--tokenize", [ARGS_DETOKENIZE] = "--detokenize", [ARGS_SELFTEST] = "--selftest"};
+
+static _Noreturn void refuse_both(const char *one, const char *other) {
+    stop(EXIT_USAGE, "%s and %s exclude each other: give one of them", one, other);
+}
+
+static void set_mode(struct args *a, enum args_mode mode) {
+    if (a->mode != ARGS_GENERATE && a->mode != mode) refuse_both(mode_names[a->mode], mode_names[mode]);
+    a->mode = mode;
+}
+
 /* The last of several counts. */
 static void replace_text(char **text, char *now) {
     free(*text);
@@ -263,7 +275,7 @@ static void apply_text(struct args *a, int id, const char *value) {
     case OPT_FILE: replace_text(&a->prompt, read_file(value)); break;
     case OPT_PROMPT: replace_text(&a->prompt, strdup(value)); break;
     case OPT_SYSTEM: replace_text(&a->system, strdup(value)); break;
-    case OPT_LOGITS: a->mode = ARGS_LOGITS; a->logits_path = value; break;
+    case OPT_LOGITS: set_mode(a, ARGS_LOGITS); a->logits_path = value; break;
     case OPT_TOKENS: a->tokens = value; break;
     case OPT_PROFILE: a->profile_path = value; break;
     case OPT_DEVICE:
@@ -304,9 +316,9 @@ static void apply_switch(struct args *a, int id) {
     case OPT_VERBOSE: a->verbose = true; break;
     case OPT_PERF_MAP: a->perf_map = true; break;
     case OPT_SINGLE_LAUNCHES: a->single_launches = true; break;
-    case OPT_SELFTEST: a->mode = ARGS_SELFTEST; break;
-    case OPT_TOKENIZE: a->mode = ARGS_TOKENIZE; break;
-    case OPT_DETOKENIZE: a->mode = ARGS_DETOKENIZE; break;
+    case OPT_SELFTEST: set_mode(a, ARGS_SELFTEST); break;
+    case OPT_TOKENIZE: set_mode(a, ARGS_TOKENIZE); break;
+    case OPT_DETOKENIZE: set_mode(a, ARGS_DETOKENIZE); break;
     case OPT_HELP:
         args_check_output(fputs(usage, stdout) >= 0 && !fflush(stdout));
         exit(0);
@@ -317,7 +329,8 @@ static void apply_switch(struct args *a, int id) {
     }
 }
 
-static void check(const struct args *a) {
+/* prompt: "-p" or "-f", by which one was given. */
+static void check(const struct args *a, const char *prompt) {
     if (!a->plan) stop(EXIT_USAGE, "no plan given");
     if (a->tokens && a->mode != ARGS_LOGITS) stop(EXIT_USAGE, "--tokens goes with --logits");
     if (a->tokens && a->prompt) stop(EXIT_USAGE, "--tokens stands for a prompt; give one of the two");
@@ -325,7 +338,8 @@ static void check(const struct args *a) {
     if (a->profile_path && (!*a->profile_path || a->mode != ARGS_GENERATE))
         stop(EXIT_USAGE, *a->profile_path ? "--profile goes with an answer" : "--profile takes the name of a file");
     if (a->prompt && a->mode == ARGS_DETOKENIZE)
-        stop(EXIT_USAGE, "--detokenize reads ids from stdin, and takes no prompt");
+        stop(EXIT_USAGE, "--detokenize reads ids from stdin, and takes no prompt: %s", prompt);
+    if (a->prompt && a->mode == ARGS_SELFTEST) refuse_both("--selftest", prompt);
     if ((a->system || a->plain) && (a->tokens || (a->mode != ARGS_GENERATE && a->mode != ARGS_LOGITS)))
         stop(EXIT_USAGE, "%s goes with a prompt by chat rules", a->system ? "-sys" : "--reasoning-budget 0");
     bool wants_prompt = a->mode == ARGS_GENERATE || (a->mode == ARGS_LOGITS && !a->tokens);
@@ -333,14 +347,17 @@ static void check(const struct args *a) {
 }
 
 void args_parse(struct args *a, int argc, char **argv) {
-    bool escapes = true, prompt_escapes = false;
-    int id;
+    bool escapes = true;
+    int id, prompt = 0;
     char name[ARGS_NAME_BYTES];
     *a = (struct args){.n_predict = -1, .seed = -1, .sampler = SAMPLER_DEFAULTS};
     while ((id = args_next(argc, argv, options, name)) != -1) {
         if (id >= OPT_FIXED_LAYERS) refuse_fixed(id, name);
         if (id == OPT_NO_ESCAPE) escapes = false;
-        if (id == OPT_PROMPT || id == OPT_FILE) prompt_escapes = id == OPT_PROMPT;
+        if (id == OPT_PROMPT || id == OPT_FILE) {
+            if (prompt && prompt != id) refuse_both("-p", "-f");
+            prompt = id;
+        }
         if (!optarg) {
             apply_switch(a, id);
         } else {
@@ -350,9 +367,9 @@ void args_parse(struct args *a, int argc, char **argv) {
     }
     if (optind < argc && !a->plan) a->plan = argv[optind++];
     if (optind < argc) stop(EXIT_USAGE, "unexpected argument '%s'", argv[optind]);
-    if (escapes && prompt_escapes && a->prompt) resolve_escapes(a->prompt);
+    if (escapes && prompt == OPT_PROMPT) resolve_escapes(a->prompt);
     if (escapes && a->system) resolve_escapes(a->system);
-    check(a);
+    check(a, prompt == OPT_PROMPT ? "-p" : "-f");
 }
 
 void args_free(struct args *a) {

@@ -123,6 +123,7 @@ static const char *parse_range(struct list *list, const char *name, const char *
         step = parse_number(name, end + 1, &end, op == '*' ? 2 : 1);
     }
     if (op == '*' && first == 0) stop(EXIT_USAGE, "%s: a factor goes nowhere from 0", name);
+    if (last < first) stop(EXIT_USAGE, "%s: the range %d-%d ends before it begins", name, first, last);
     for (long long n = first; n <= last; n = op == '*' ? n * step : n + step)
         list_add(list, name, (int)n);
     return end;
@@ -744,10 +745,11 @@ int main(int argc, char **argv) {
     struct test tests[TESTS_MAX];
     bool first = true;
     parse(&b, argc, argv);
+    size_t n = list_tests(&b, tests);
+    if (b.plan_path && !n && !b.ops && !b.profile_path) stop(EXIT_USAGE, "-p 0 and -n 0 leave no test to run");
     if (b.peak) show_peak(&b);
     args_check_output(!fflush(stdout) && !ferror(stdout));
     if (!b.plan_path) return 0;
-    size_t n = list_tests(&b, tests);
     if (!b.threads.n) b.threads = (struct list){{0}, 1};
     if (b.profile_path && b.threads.n > 1) stop(EXIT_USAGE, "--profile takes one -t");
     if (b.perf_map && b.threads.n > 1) stop(EXIT_USAGE, "--perf-map takes one -t");

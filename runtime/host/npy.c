@@ -5,7 +5,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* Magic, version, length, a dictionary padded with blanks so that the data is 64-byte aligned. */
@@ -22,13 +21,8 @@ static void write_header(FILE *f, size_t rows, size_t cols) {
 
 bool npy_open(struct npy *n, const char *path, size_t rows, size_t cols) {
     size_t bytes = strlen(path) + 32;
-    struct stat st;
     *n = (struct npy){.path = strdup(path), .temporary = malloc(bytes)};
     if (!n->path || !n->temporary) return false;
-    if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode)) {   /* a device, pipe or link must not be replaced */
-        errno = EEXIST;
-        return false;
-    }
     snprintf(n->temporary, bytes, "%s.tmp.%ld", path, (long)getpid());
     n->f = fopen(n->temporary, "wb");
     if (!n->f) return false;
@@ -36,16 +30,19 @@ bool npy_open(struct npy *n, const char *path, size_t rows, size_t cols) {
     return true;
 }
 
-void npy_row(struct npy *n, const float *row, size_t cols) { fwrite(row, sizeof *row, cols, n->f); }
+void npy_row(struct npy *n, const float *row, size_t cols) {
+    if (fwrite(row, sizeof *row, cols, n->f) != cols && !n->error) n->error = errno;
+}
 
 bool npy_close(struct npy *n, bool keep) {
     bool ok = true;
     if (n->f) {
-        bool failed = fflush(n->f) || ferror(n->f);
-        ok = !(fclose(n->f) || failed) && (!keep || rename(n->temporary, n->path) == 0);
-        int error = errno;
+        if (fflush(n->f) && !n->error) n->error = errno;
+        if (fclose(n->f) && !n->error) n->error = errno;
+        if (!n->error && keep && rename(n->temporary, n->path)) n->error = errno;
+        ok = !n->error;
         if (!ok || !keep) unlink(n->temporary);
-        errno = error;
+        errno = n->error;
     }
     free(n->path);
     free(n->temporary);

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-struct npy { FILE *f; char *path, *temporary; };
+struct npy { FILE *f; char *path, *temporary; int error; };   /* error: errno of the first write that failed */
 
 /* False with errno set. A temporary file beside path takes the rows until npy_close renames it. */
 bool npy_open(struct npy *n, const char *path, size_t rows, size_t cols);

@@ -372,6 +372,14 @@ static double show_bandwidth(const struct run *r, uint64_t decode_bytes, double 
     return gbps > peak ? 0 : peak;
 }
 
+/* What the spec calls its target, whatever its file is called; plans of before that are without. */
+static void say_target(const struct run *r) {
+    size_t bytes = 0;
+    const char *name = jllm_plan_section(r->plan, PLAN_TARGET, &bytes);
+    if (!name || !memchr(name, 0, bytes) || !strcmp(name, r->info->spec_name)) say(stderr, " on %s", r->info->spec_name);
+    else say(stderr, " on %s (spec %s)", name, r->info->spec_name);
+}
+
 /* The rate beside the plan's floor and what its spec led to expect. The floor is worked out for the memory that is here
  * (peak, in GB/s), which need not be the spec's: then that is the likeliest reason for a rate that falls short. */
 static void show_audit(const struct run *r, uint64_t steps, double seconds, double peak) {
@@ -388,7 +396,7 @@ static void show_audit(const struct run *r, uint64_t steps, double seconds, doub
     bool known = f.decode_floor_ns > 0 && (peak > 0 || spec_gbps <= 0);
     if (known) fprintf(stderr, " = %.0f %% of this plan's floor here (%.4g)", 1e-7 * rate * floor_ns, 1e9 / floor_ns);
     if (expected_ns > 0) fprintf(stderr, "%s %.0f %% of the %.4g expected", known ? "," : " =", 1e-7 * rate * expected_ns, 1e9 / expected_ns);
-    say(stderr, " on %s", r->info->spec_name);
+    say_target(r);
     if (1e-9 * rate * expected_ns < 0.9 && peak > 0 && peak < 0.9 * spec_gbps)
         fprintf(stderr, "; memory moves %.1f GB/s here and %.1f by the spec", peak, spec_gbps);
     fputc('\n', stderr);
@@ -507,8 +515,8 @@ static void keep_row(void *user, size_t index, const float *logits) {
     npy_row(&rows->file, logits, rows->n_vocab);
 }
 
-static _Noreturn void stop_file(const char *path) {
-    fprintf(stderr, "error: %s: %s\n", path, strerror(errno));
+static _Noreturn void stop_file(const char *path, const char *why) {
+    fprintf(stderr, "error: %s: %s\n", path, why);
     exit(EXIT_ENVIRONMENT);
 }
 
@@ -523,13 +531,14 @@ static int run_logits(struct run *r) {
     }
     check_prompt(r);
     open_session(r);
+    const char *path = r->args.logits_path;
     struct stat plan, file;
-    if (!stat(r->args.plan, &plan) && !stat(r->args.logits_path, &file) && plan.st_ino == file.st_ino && plan.st_dev == file.st_dev)
+    if (!stat(r->args.plan, &plan) && !stat(path, &file) && plan.st_ino == file.st_ino && plan.st_dev == file.st_dev)
         stop(EXIT_USAGE, "--logits names the plan itself");
-    if (!npy_open(&rows.file, r->args.logits_path, r->prompt.n, rows.n_vocab))
-        stop_file(r->args.logits_path);
+    if (!lstat(path, &file) && !S_ISREG(file.st_mode)) stop_file(path, "not a regular file, which logits could replace");
+    if (!npy_open(&rows.file, path, r->prompt.n, rows.n_vocab)) stop_file(path, strerror(errno));
     bool ok = jllm_prefill_rows(r->session, r->prompt.ids, r->prompt.n, keep_row, &rows, &e);
-    if (!npy_close(&rows.file, ok) && ok) stop_file(r->args.logits_path);
+    if (!npy_close(&rows.file, ok) && ok) stop_file(path, strerror(errno));
     if (!ok) stop_error(&e);
     return 0;
 }
@@ -544,7 +553,7 @@ static char *read_stdin(size_t *bytes) {
             text = realloc(text, room *= 2);
         }
     if (!text) stop(EXIT_ENVIRONMENT, "out of memory");
-    if (ferror(stdin)) stop_file("stdin");
+    if (ferror(stdin)) stop_file("stdin", strerror(errno));
     return text;
 }
 
