@@ -388,6 +388,14 @@ class Run(Cli):
                             (("--output", "xml"), "--output"), (("-pg", "5"), "-pg")):
             self.usage(product.run("jllm-bench", self.hi, *flags, asan=True), rf"(?m)^error: {name}[ :]")
 
+    def test_weights_of_its_own(self):
+        """--no-mmap changes nothing that can be read, and jllm-bench says how it read."""
+        run = ("jllm-run", self.hi, "-p", "x", "-n", 4, "--temp", 0)
+        self.assertEqual(self.ok(product.run(*run, asan=True)).out, self.ok(product.run(*run, "--no-mmap", asan=True)).out)
+        for flags, value in (((), True), (("--no-mmap",), False)):
+            r = self.ok(product.run("jllm-bench", self.hi, "-p", 0, "-n", 2, "-r", 1, "-o", "json", *flags, asan=True))
+            self.assertEqual([row["use_mmap"] for row in json.loads(r.out)], [value])
+
     def test_what_there_is_not(self):
         """No talk of several turns, and nothing to wait for on a CPU."""
         for flag in ("-cnv", "--conversation", "-i", "--interactive", "-interactive-first"):

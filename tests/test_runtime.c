@@ -587,6 +587,44 @@ static void test_verify_on_open(void **state) {
     build_free(&b);
 }
 
+/* Signs of all weights in a file that is open elsewhere. */
+static void turn_signs(const char *path, const struct plan_builder *b) {
+    const struct plan_header *h = (const void *)b->file.data;
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, (long)h->weights_offset, SEEK_SET), 0);
+    for (uint64_t i = 0; i < h->weights_bytes; i++) fputc(b->file.data[h->weights_offset + i] ^ (i % 4 == 3 ? 0x80 : 0), f);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* What becomes of the file afterwards changes a mapped plan and not one with weights of its own. */
+static void test_weights_of_its_own(void **state) {
+    (void)state;
+    for (int own = 0; own < 2; own++) {
+        struct plan_builder b;
+        struct jllm_error e = {0};
+        float before[TINY_VOCAB];
+        tiny_build(&b, NULL);
+        char *path = plan_write(b.file.data, b.file.bytes);
+        struct jllm_plan *plan = jllm_open(path, &(struct jllm_options){.n_threads = 2, .no_mmap = own}, &e);
+        if (!plan) fail_msg("%s", e.text);
+        ASSERT_OK(jllm_selftest(plan, NULL, NULL, &e));
+        struct jllm_session *s = new_session(plan);
+        ASSERT_OK(jllm_prefill(s, prompt, 20, &e));
+        expect_logits(s, 20);
+        memcpy(before, jllm_logits(s), sizeof before);
+        turn_signs(path, &b);
+        jllm_reset(s, 0);
+        ASSERT_OK(jllm_prefill(s, prompt, 20, &e));
+        assert_int_equal(memcmp(before, jllm_logits(s), sizeof before) == 0, own);
+        jllm_session_free(s);
+        jllm_close(plan);
+        unlink(path);
+        free(path);
+        build_free(&b);
+    }
+}
+
 /* ---- the plan's own test ---- */
 
 struct report { int n, failed; char last_failed[64]; };
@@ -698,6 +736,7 @@ int main(void) {
         cmocka_unit_test(test_info),
         cmocka_unit_test(test_kernels),
         cmocka_unit_test(test_verify_on_open),
+        cmocka_unit_test(test_weights_of_its_own),
         cmocka_unit_test(test_selftest),
         cmocka_unit_test(test_without_a_device),
         cmocka_unit_test(test_selftest_names_the_kernel),

@@ -40,6 +40,7 @@ static const char usage[] =
     "  --no-display-prompt      raw completion: do not print the prompt\n"
     "  --selftest               check weights, every kernel, and the model against stored values\n"
     "  --verify                 check the hash of every weight first\n"
+    "  --no-mmap                CPU: read the weights into memory of their own, in large pages: a later start, faster decoding\n"
     "  --logits FILE.npy        float32 [tokens, vocabulary] for every position of the prompt, by chat rules unless -no-cnv\n"
     "  --tokens 1,2,3           with --logits: ids instead of a prompt; a JSON array, too\n"
     "  --tokenize               text of -p, -f or stdin to a JSON array of ids on stdout, as it is: no chat rules, nothing in front\n"
@@ -53,7 +54,7 @@ enum option_id {
     OPT_MODEL = 1, OPT_PROMPT, OPT_FILE, OPT_SYSTEM, OPT_NO_ESCAPE, OPT_RAW, OPT_PREDICT,
     OPT_CTX, OPT_THREADS, OPT_REASONING, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
     OPT_REPEAT_PENALTY, OPT_REPEAT_LAST, OPT_SEED, OPT_IGNORE_EOS, OPT_HIDE_PROMPT,
-    OPT_SELFTEST, OPT_VERIFY, OPT_LOGITS, OPT_TOKENS, OPT_TOKENIZE, OPT_DETOKENIZE, OPT_VERBOSE,
+    OPT_SELFTEST, OPT_VERIFY, OPT_NO_MMAP, OPT_LOGITS, OPT_TOKENS, OPT_TOKENIZE, OPT_DETOKENIZE, OPT_VERBOSE,
     OPT_DEVICE, OPT_SINGLE_LAUNCHES, OPT_PLAIN_TEXT, OPT_PROFILE, OPT_PERF_MAP, OPT_VERSION, OPT_HELP, OPT_FIXED_LAYERS, OPT_FIXED_BATCH, OPT_FIXED_CACHE, OPT_FIXED_FLASH,
     OPT_FIXED_CHAT,
 };
@@ -75,7 +76,7 @@ static const struct option options[] = {
     {"repeat-penalty", 1, 0, OPT_REPEAT_PENALTY}, {"repeat-last-n", 1, 0, OPT_REPEAT_LAST},
     {"s", 1, 0, OPT_SEED}, {"seed", 1, 0, OPT_SEED},
     {"ignore-eos", 0, 0, OPT_IGNORE_EOS}, {"no-display-prompt", 0, 0, OPT_HIDE_PROMPT},
-    {"selftest", 0, 0, OPT_SELFTEST}, {"verify", 0, 0, OPT_VERIFY},
+    {"selftest", 0, 0, OPT_SELFTEST}, {"verify", 0, 0, OPT_VERIFY}, {"no-mmap", 0, 0, OPT_NO_MMAP},
     {"logits", 1, 0, OPT_LOGITS}, {"tokens", 1, 0, OPT_TOKENS},
     {"tokenize", 0, 0, OPT_TOKENIZE}, {"detokenize", 0, 0, OPT_DETOKENIZE},
     {"profile", 1, 0, OPT_PROFILE}, {"perf-map", 0, 0, OPT_PERF_MAP},
@@ -313,6 +314,7 @@ static void apply_switch(struct args *a, int id) {
     case OPT_IGNORE_EOS: a->ignore_eos = true; break;
     case OPT_HIDE_PROMPT: a->hide_prompt = true; break;
     case OPT_VERIFY: a->verify = true; break;
+    case OPT_NO_MMAP: a->no_mmap = true; break;
     case OPT_VERBOSE: a->verbose = true; break;
     case OPT_PERF_MAP: a->perf_map = true; break;
     case OPT_SINGLE_LAUNCHES: a->single_launches = true; break;

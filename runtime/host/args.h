@@ -28,7 +28,7 @@ struct args {
     long long seed;             /* -1: random */
     struct sampler_options sampler;
     bool plain_text;            /* no special tokens in a raw text */
-    bool raw, ignore_eos, hide_prompt, verify, verbose, plain, single_launches, perf_map;
+    bool raw, ignore_eos, hide_prompt, verify, no_mmap, verbose, plain, single_launches, perf_map;
 };
 
 /* A result that did not reach stdout is no success: unless `ok` the program ends, errno saying why, with exit code 3. A reader that

@@ -42,6 +42,7 @@ static const char usage[] =
     "  --ops [LIST]          instead of tests, every kernel of decode (1) and of prefill by the buckets in LIST (all):\n"
     "                        its launches back to back, and what they lose against bandwidth and rate\n"
     "  --profile FILE        instead of tests, the time of every launch and phase, for jllmc profile; --ops chooses phases\n"
+    "  --no-mmap             CPU: read the weights into memory of their own, in large pages, instead of mapping the file\n"
     "  --perf-map            kernels get names in perf report: writes /tmp/perf-PID.map for perf record\n"
     "  --peak                only measure the machine: read bandwidth, multiply-adds of fp32 and of integers\n"
     "  --version  -h, --help\n"
@@ -57,7 +58,7 @@ struct bench {
     struct test pairs[LIST_MAX];
     size_t n_pairs;
     int repetitions;
-    bool no_warmup, peak, ops, perf_map;
+    bool no_warmup, peak, ops, perf_map, no_mmap;
     struct list ops_phases;     /* empty: all */
     /* of the plan as opened for a number of threads */
     struct jllm_plan *plan;
@@ -180,6 +181,7 @@ static void apply(struct bench *b, int id, const char *name, const char *value) 
     case 'w': b->no_warmup = true; break;
     case 'k': b->peak = true; break;
     case 'M': b->perf_map = true; break;
+    case 'W': b->no_mmap = true; break;
     case 'O': b->ops = true; break;
     case 'P':
         if (!*value) stop(EXIT_USAGE, "--profile takes the name of a file");
@@ -202,7 +204,7 @@ static void parse(struct bench *b, int argc, char **argv) {
         {"r", 1, 0, 'r'},         {"repetitions", 1, 0, 'r'}, {"t", 1, 0, 't'},
         {"threads", 1, 0, 't'},   {"o", 1, 0, 'o'},           {"output", 1, 0, 'o'},
         {"no-warmup", 0, 0, 'w'}, {"peak", 0, 0, 'k'},        {"version", 0, 0, 'v'},      {"ops", 0, 0, 'O'},
-        {"profile", 1, 0, 'P'},   {"perf-map", 0, 0, 'M'},
+        {"profile", 1, 0, 'P'},   {"perf-map", 0, 0, 'M'},  {"no-mmap", 0, 0, 'W'},
         {"h", 0, 0, 'h'},         {"help", 0, 0, 'h'},        {"device", 1, 0, 'D'},    {0},
     };
     *b = (struct bench){.format = "md",
@@ -251,12 +253,14 @@ static void show_peak(const struct bench *b) {
 
 static void open_plan(struct bench *b, int threads) {
     struct jllm_error e;
-    struct jllm_options options = {.n_threads = threads, .device = b->device};
+    struct jllm_options options = {.n_threads = threads, .device = b->device, .no_mmap = b->no_mmap};
     size_t bytes;
     b->plan = jllm_open(b->plan_path, &options, &e);
     if (!b->plan) stop_error(&e);
     if (b->perf_map && !perf_map_write(b->plan, &e)) stop_error(&e);
     b->info = jllm_plan_info(b->plan);
+    if (b->no_mmap && strcmp(b->info->device, "cpu") != 0)
+        stop(EXIT_USAGE, "--no-mmap is for CPU plans: a GPU has the weights in its own memory");
     b->session = jllm_session_new(b->plan, &e);
     if (!b->session) stop_error(&e);
     unsigned cores = measure_cores();    /* more threads than that read no faster */
@@ -378,7 +382,7 @@ static void set_setup(const struct bench *b, json_t *o, const struct test *t) {
     set_int(o, "model_size", bytes);
     set_int(o, "model_n_params", params);
     set_int(o, "n_threads", b->info->n_threads);
-    set(o, "use_mmap", json_true());
+    set(o, "use_mmap", json_boolean(!b->no_mmap));
     set_int(o, "n_prompt", t->n_prompt);
     set_int(o, "n_gen", t->n_gen);
     set_int(o, "n_depth", t->n_depth);

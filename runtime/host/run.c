@@ -73,7 +73,7 @@ static _Noreturn void stop_error(const struct jllm_error *e) {
 
 static void open_plan(struct run *r) {
     struct jllm_error e;
-    struct jllm_options options = {.n_threads = r->args.threads, .verify = r->args.verify,
+    struct jllm_options options = {.n_threads = r->args.threads, .verify = r->args.verify, .no_mmap = r->args.no_mmap,
                                    .device = r->args.device,
                                    .single_launches = r->args.single_launches};
     /* Words need no machine that can run the model. */
@@ -83,6 +83,8 @@ static void open_plan(struct run *r) {
     if (r->args.perf_map && !perf_map_write(r->plan, &e)) stop_error(&e);
     r->info = jllm_plan_info(r->plan);
     r->ctx = r->args.ctx ? (size_t)r->args.ctx : r->info->ctx_max;
+    if (r->args.no_mmap && strcmp(r->info->device, "cpu") != 0)
+        stop(EXIT_USAGE, "--no-mmap is for CPU plans: a GPU has the weights in its own memory");
     if (r->args.single_launches && strcmp(r->info->device, "cpu") == 0)
         stop(EXIT_USAGE, "--single-launches is for CUDA plans: on a CPU there is nothing to wait for");
     if (r->ctx <= r->info->ctx_max) return;
