@@ -13,10 +13,10 @@ target {
     dram_share = 0.83,
     cache_share = 0.6,    -- estimated
     peak_gflops = 16700,  -- data sheet: mma.sync at 512 flops a clock and scheduler, 32 schedulers at 1.02 GHz
-    -- Measured on eight SMs of an H200 (h200_8sm.lua), times 1.02 over 1.98 GHz: 590 Gweights/s, 14.9 TFLOPS, and
+    -- Measured on eight SMs of an H200 (h200_8sm.lua), times 1.02 over 1.98 GHz: 640 Gweights/s, 15.8 TFLOPS, and
     -- 2.24 us a launch and 0.129 for each token of it.
-    gweights = 304,
-    gflops = 7680,
+    gweights = 330,
+    gflops = 8140,
     barrier_us = 4.35,
     barrier_token_us = 0.25,
     load_gbps = 3,        -- estimated: an SSD on the developer kit's M.2 slot, PCIe 3.0 x4, which moves 3.9 at most

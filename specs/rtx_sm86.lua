@@ -11,10 +11,10 @@ target {
     l2_mib = 6,           -- whitepaper
     dram_gbps = 936,      -- whitepaper: 384-bit GDDR6X at 19.5 Gbit/s
     peak_gflops = 71000,  -- whitepaper: dense fp16 with fp32 sums
-    -- Estimated, as none was measured yet: 0.7 of the peak beside unpacking; 590 Gweights/s of eight SMs at 1.98 GHz, by SMs
+    -- Estimated, as none was measured yet: 0.7 of the peak beside unpacking; 640 Gweights/s of eight SMs at 1.98 GHz, by SMs
     -- and the whitepaper's 1.695 GHz; a graph node as on the H200; bandwidth as on boards with as much of it for an SM.
     gflops = 50000,
-    gweights = 5180,
+    gweights = 5620,
     barrier_us = 2,
     dram_share = 0.8,
     cache_share = 0.6,

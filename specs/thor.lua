@@ -12,8 +12,8 @@ target {
     peak_gflops = 258000, -- data sheet: 2,070 TFLOPS of sparse fp4, an eighth of it for dense fp16
     -- Estimated, as none was measured yet: eight SMs of an H200 at 1.98 GHz (h200_8sm.lua), by SMs and the data sheet's
     -- 1.57 GHz; the shares of bandwidth are orin_nano.lua's.
-    gweights = 1170,
-    gflops = 29500,
+    gweights = 1270,
+    gflops = 31300,
     barrier_us = 2.8,
     barrier_token_us = 0.065,
     dram_share = 0.83,
