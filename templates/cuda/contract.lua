@@ -287,16 +287,17 @@ end
 -- matrices; quants: the types that the kernel reads.
 local function tiles(template, key, matrices, quants, all_tiles, groups)
     local p, n, slices, kind = choose(template, key), key.n, ceil_div(key.k, 256), types[key.quant]
-    local wm, wk, rt, parts, blocks, way, ringed
+    local wm, wk, rt, parts, blocks, way, ringed, short
     if n <= 8 then
         wm, rt, parts = matrices, matrices, 1
         wk = few_k_warps(all_tiles // matrices, slices, matrices, kind)
         blocks = (n > 1 or kind.wide) and 1 or 2
         if n == 1 and matrices == 2 and wk <= 4 and kind.thrifty then blocks = 3 end
         ringed = n == 1 and kind.ring and all_tiles * slices >= 28 * math.max(target.sms, 1)
+        short = ringed and matrices == 2 and kind.thrifty and slices <= 3   -- a row is over before a ring has begun
         if ringed then
             -- A tile for each warp, gate and up of 32 rows. Where an SM has many, two: each step of activations is taken apart once.
-            wm, rt = matrices * matrices, all_tiles >= 16 * math.max(target.sms, 1) and 2 or 1
+            wm, rt = matrices * matrices, not short and all_tiles >= 16 * math.max(target.sms, 1) and 2 or 1
             blocks = math.min(32, math.max(2, 16 // (wm * wk)))
             local wave = ceil_div(groups(wm * rt * 16), math.max(target.sms, 1))
             if wave == blocks + 1 and wave * wm * wk <= (kind.warps or 24) then blocks = wave end
@@ -317,7 +318,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     if p.parts > 0 then parts = n <= 8 and 1 or p.parts end
     local stages, ring = n > 8 and p.places > 0 and p.places or 2, 0
     if n == 1 and p.ahead > 4 then ring = p.ahead // 4
-    elseif ringed and p.ahead == 0 then
+    elseif ringed and p.ahead == 0 and not short then
         ring = 4
         for _, quant in ipairs(quants) do ring = math.min(ring, types[quant].ring or 0) end
     end
@@ -379,7 +380,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     local regs = SM_REGISTERS // (blocks * (wm * wk + copiers) * 32)
     local deep = n * matrices == 1
     if kind.thrifty and (n == 1 or (n == 8 and kind.two)) then deep = regs >= (deep and 72 or 128) end
-    key.depth = n <= 8 and p.ahead > 0 and p.ahead or ring > 0 and ring * 4 or kind.ahead[deep and 1 or 2]
+    key.depth = n <= 8 and p.ahead > 0 and p.ahead or ring > 0 and ring * 4 or short and 4 or kind.ahead[deep and 1 or 2]
     local n_groups = groups(rows)
     if parts > 1 and n_groups > 4096 then error(template .. ": more than 4,096 groups of rows have parts") end
     local shared = shared_bytes()
