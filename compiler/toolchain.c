@@ -45,7 +45,11 @@ static void report_failure(struct batch *b, const struct kernel *k, const struct
     if (b->failures) b->failures[k - b->p->kernels] = arena_printf(b->a, "%s%s%.2000s", why, f->log ? "\n" : "", f->log ? f->log : "");
     else if (!b->failed) {   /* one kernel's errors say it; the others of the template repeat it */
         diag_error(b->d, "kernel", k->template->source, "kernel %s does not compile with %s: %s", k->name, b->t->program, why);
-        if (f->log && *f->log) diag_note(b->d, "%s", f->log);
+        for (const char *line = f->log; line && *line;) {      /* a note cannot have several */
+            size_t n = strcspn(line, "\n");
+            if (n) diag_note(b->d, "%.*s", (int)n, line);
+            line += n + (line[n] == '\n');
+        }
     }
     b->failed |= !b->failures;
     pthread_mutex_unlock(&b->lock);
