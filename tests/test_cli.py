@@ -3,6 +3,7 @@
 
 Answers are checked with models that say what they are told to (product.scripted).
 """
+import glob
 import json
 import os
 import platform
@@ -443,6 +444,20 @@ class Run(Cli):
         self.assertRegex((first + out).decode(), r"^a+\n$")
         self.assertIn(b"logits hash", err)
         self.assertEqual(p.returncode, 130, err)
+
+    def test_ctrl_c_leaves_no_half_of_a_file(self):
+        def bend(g):
+            g.set("llama.context_length", U32, 40000)
+        plan = product.plan(product.scripted("half", {NEWLINE: ord("a"), ord("a"): ord("a")}, bend=bend), "--set", "buckets=8", "--set", "memory.ctx_max=40000")
+        out = product.path("cli/half.npy")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            p = subprocess.Popen([product.tool("jllm-run"), plan, "--logits", out, "--tokens", "97," * 30000 + "97"], stderr=subprocess.PIPE,
+                                 env=product.environment())
+            while p.poll() is None and not glob.glob(out + ".tmp.*"):
+                time.sleep(0.001)
+            p.send_signal(number)
+            err = p.communicate(timeout=60)[1]
+            self.assertEqual((p.returncode, glob.glob(out + "*")), (-number, []), err)
 
     def test_a_plan_with_terminal_escapes(self):
         def bend(g):

@@ -1,6 +1,8 @@
 /* Format: numpy.org/doc/stable/reference/generated/numpy.lib.format.html */
 #include "npy.h"
 
+#include "unfinished.h"
+
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -24,6 +26,7 @@ bool npy_open(struct npy *n, const char *path, size_t rows, size_t cols) {
     *n = (struct npy){.path = strdup(path), .temporary = malloc(bytes)};
     if (!n->path || !n->temporary) return false;
     snprintf(n->temporary, bytes, "%s.tmp.%ld", path, (long)getpid());
+    unfinished_begin(n->temporary);
     n->f = fopen(n->temporary, "wb");
     if (!n->f) return false;
     write_header(n->f, rows, cols);
@@ -44,6 +47,7 @@ bool npy_close(struct npy *n, bool keep) {
         if (!ok || !keep) unlink(n->temporary);
         errno = n->error;
     }
+    unfinished_end();
     free(n->path);
     free(n->temporary);
     return ok;

@@ -17,6 +17,7 @@
 #include "measure.h"
 #include "ops.h"
 #include "state.h"
+#include "unfinished.h"
 #include "utf8.h"
 
 enum { PROFILE_VERSION = 1 };
@@ -169,6 +170,7 @@ static bool file_open(struct profile *p, const char *path, const char *plan_path
     if (there && !stat(plan_path, &plan) && plan.st_ino == file.st_ino && plan.st_dev == file.st_dev)
         return file_fail(e, path, "the profile would replace the plan itself");
     snprintf(p->temporary, bytes, "%s.tmp.%ld", path, (long)getpid());
+    unfinished_begin(p->temporary);
     p->f = fopen(p->temporary, "we");
     return p->f || file_fail(e, path, strerror(errno));
 }
@@ -207,6 +209,7 @@ bool profile_close(struct profile *p, bool keep, struct jllm_error *e) {
         if (ok && keep && !(written && !rename(p->temporary, p->path))) ok = file_fail(e, p->path, strerror(errno));
         if (!ok || !keep) unlink(p->temporary);
     }
+    unfinished_end();
     free(p->path);
     free(p->temporary);
     free(p);
