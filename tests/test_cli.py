@@ -849,7 +849,7 @@ class Bench(Cli):
                 self.usage(r)
         for flags, said in ((("--ops", "9-8"), "^error: --ops: the range 9-8 ends before"), (("-p", "3,9-8"), "^error: -p: the range 9-8"), (("-n", "5-3*2"), "^error: -n: the"),
                             (("-d", "2-1", "-p", "3"), "^error: -d: "), (("-t", "2-1"), "^error: -t: "), (("--ops", ","), "^error: --ops: ','"), (("-p", ","), "^error: -p: ','"),
-                            (("-p", ""), "^error: -p: ''"), (("-p", "0", "-n", "0"), "^error: -p 0 and -n 0 leave no test"), (("-p", "0", "-n", "0", "--peak"), "leave no test")):
+                            (("-p", ""), "^error: -p: ''"), (("-p", "0", "-n", "0"), "^error: -p 0 and -n 0 leave no test"), (("--peak",), "^error: --peak measures"), (("--ops", "9-15"), "--ops 9-15: the plan has no bucket")):
             with self.subTest(flags):
                 r = product.run("jllm-bench", self.plan, *flags, asan=True)
                 self.usage(r, said)
@@ -881,7 +881,7 @@ class Bench(Cli):
         self.assertEqual((matmul["quant"], matmul["k"], matmul["n"]), ("q8_0", 64, 1))
 
     def test_ops_of_some_phases(self):
-        for flags, phases in ((("--ops", "1"), {"decode"}), (("--ops", "8,1"), {"decode", "prefill 8"}), (("--ops=", "-d", "3"), None), (("--ops",), {"decode", "prefill 8"})):
+        for flags, phases in ((("--ops", "1"), {"decode"}), (("--ops", "8,1"), {"decode", "prefill 8"}), (("--ops", "2-64"), {"prefill 8"}), (("--ops", "1-64"), {"decode", "prefill 8"}), (("--ops", "1-8*8"), {"decode", "prefill 8"}), (("--ops=", "-d", "3"), None), (("--ops",), {"decode", "prefill 8"})):
             r = product.run("jllm-bench", *flags, self.plan, "-r", 1, "-t", 1, "-o", "jsonl")
             if phases is None:
                 self.usage(r)
@@ -895,7 +895,7 @@ class Bench(Cli):
         to = product.path("none.jsonl")
         for flags in (("--ops", "-d", 128), ("--ops", "8", "-d", 121), ("--ops", "1,8", "-d", 125), ("--profile", to, "-d", 128)):
             r = product.run("jllm-bench", self.plan, *flags, "-r", 1, "-t", 1)       # the context holds 128
-            self.refused(r, 1, r"a pass of \d tokens after \d+ needs \d+, the plan's context holds 128")
+            self.refused(r, 2, r"a pass of \d tokens after \d+ needs \d+, the plan's context holds 128")
             self.assertEqual(r.out, b"")
         self.assertFalse(os.path.exists(to))
         r = self.ok(product.run("jllm-bench", self.plan, "--ops", "-d", 125, "-r", 1, "-t", 1, "-o", "jsonl"))

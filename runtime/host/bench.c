@@ -46,11 +46,12 @@ static const char usage[] =
     "  --perf-map            kernels get names in perf report: writes /tmp/perf-PID.map for perf record\n"
     "  --peak                only measure the machine: read bandwidth, multiply-adds of fp32 and of integers\n"
     "  --version  -h, --help\n"
-    "LIST: 33,512 or a range 8-64, 8-64+8, 16-512*2\n";
+    "LIST: 33,512 or a range 8-64, 8-64+8, 16-512*2; of --ops 8-64 is the buckets in it\n";
 
 enum { LIST_MAX = 64, TESTS_MAX = 256, REPETITIONS_MAX = 1000 };
 struct list { int values[LIST_MAX]; size_t n; };
 struct test { int n_prompt, n_gen, n_depth; };
+struct span { int first, last; };   /* of bucket sizes */
 
 struct bench {
     const char *plan_path, *format, *device, *profile_path;
@@ -59,7 +60,8 @@ struct bench {
     size_t n_pairs;
     int repetitions;
     bool no_warmup, peak, ops, perf_map, no_mmap;
-    struct list ops_phases;     /* empty: all */
+    struct span ops_phases[LIST_MAX];
+    size_t n_ops_phases;        /* 0: all */
     /* of the plan as opened for a number of threads */
     struct jllm_plan *plan;
     const struct jllm_info *info;
@@ -136,6 +138,31 @@ static void parse_list(struct list *list, const char *name, const char *text, in
         text = parse_range(list, name, text, least);
         if (!*text) return;
         if (*text++ != ',') stop(EXIT_USAGE, "%s: '%s' is not a list of numbers", name, text - 1);
+    }
+}
+
+/* As parse_list, but a range is of the buckets that the plan has in it. */
+static void parse_spans(struct bench *b, const char *name, const char *text) {
+    b->n_ops_phases = 0;
+    for (;;) {
+        struct list list = {0};
+        size_t digits = strspn(text, "0123456789"), range = text[digits] == '-' ? 1 + strspn(text + digits + 1, "0123456789") : 0;
+        const char *end = text + digits + range;
+        bool all = range && *end != '+' && *end != '*';
+        if (all) {
+            char *stop_at;
+            struct span s = {.first = parse_number(name, text, &stop_at, 1), .last = parse_number(name, text + digits + 1, &stop_at, 1)};
+            if (s.last < s.first) stop(EXIT_USAGE, "%s: the range %d-%d ends before it begins", name, s.first, s.last);
+            if (b->n_ops_phases == LIST_MAX) stop(EXIT_USAGE, "%s: more than %d values", name, LIST_MAX);
+            b->ops_phases[b->n_ops_phases++] = s;
+        } else end = parse_range(&list, name, text, 1);
+        for (size_t i = 0; i < list.n; i++) {
+            if (b->n_ops_phases == LIST_MAX) stop(EXIT_USAGE, "%s: more than %d values", name, LIST_MAX);
+            b->ops_phases[b->n_ops_phases++] = (struct span){list.values[i], list.values[i]};
+        }
+        if (!*end) return;
+        if (*end != ',') stop(EXIT_USAGE, "%s: '%s' is not a list of numbers", name, end);
+        text = end + 1;
     }
 }
 
@@ -216,11 +243,13 @@ static void parse(struct bench *b, int argc, char **argv) {
     for (int id; (id = args_next(argc, argv, options, name)) != -1;) {
         apply(b, id, name, optarg);
         bool has_list = id == 'O' && optind < argc && is_list(argv[optind]);
-        if (has_list) parse_list(&b->ops_phases, name, argv[optind++], 1);
+        if (has_list) parse_spans(b, name, argv[optind++]);
     }
     if (optind < argc && !b->plan_path) b->plan_path = argv[optind++];
     if (optind < argc) stop(EXIT_USAGE, "unexpected argument '%s'", argv[optind]);
     if (!b->plan_path && !b->peak) stop(EXIT_USAGE, "no plan given");
+    if (b->peak && (b->plan_path || b->ops || b->profile_path || strcmp(b->format, "md") != 0))
+        stop(EXIT_USAGE, "--peak measures the machine and nothing else: it takes -t alone");
 }
 
 /* ---- the machine ---- */
@@ -559,7 +588,7 @@ static void check_context(const struct bench *b, const struct test *tests, size_
     for (size_t i = 0; i < n; i++) {
         long long tokens = (long long)tests[i].n_depth + tests[i].n_prompt + tests[i].n_gen;
         if (tokens > b->info->ctx_max)
-            stop(EXIT_BAD_INPUT, "a test needs %lld tokens, the plan's context holds %u; %s", tokens, b->info->ctx_max,
+            stop(EXIT_USAGE, "a test needs %lld tokens, the plan's context holds %u; %s", tokens, b->info->ctx_max,
                  args_more_context(b->info->ctx_max, b->info->ctx_train, (unsigned long long)tokens));
     }
 }
@@ -670,10 +699,15 @@ static bool has_room(const struct bench *b, const struct plan_phase *p) {
     return (long long)b->depths.values[0] + p->n_tokens <= b->info->ctx_max;
 }
 
+static bool in_span(const struct span *s, const struct plan_phase *p) {
+    uint32_t n = ops_number(p);
+    return n >= (uint32_t)s->first && n <= (uint32_t)s->last;
+}
+
 /* Of all phases those that find room behind the depth; of a list each (check_depth). */
 static bool is_wanted(const struct bench *b, const struct plan_phase *p) {
-    bool wanted = !b->ops_phases.n && ops_number(p) && has_room(b, p);
-    for (size_t i = 0; i < b->ops_phases.n; i++) wanted |= (uint32_t)b->ops_phases.values[i] == ops_number(p);
+    bool wanted = !b->n_ops_phases && ops_number(p) && has_room(b, p);
+    for (size_t i = 0; i < b->n_ops_phases; i++) wanted |= in_span(&b->ops_phases[i], p);
     return wanted;
 }
 
@@ -687,15 +721,17 @@ static void check_depth(const struct bench *b, const struct plan_phase *p, size_
     }
     long long needed = (long long)b->depths.values[0] + tokens;
     if (!n_wanted || needed > b->info->ctx_max)
-        stop(EXIT_BAD_INPUT, "a pass of %u tokens after %d needs %lld, the plan's context holds %u; %s", tokens, b->depths.values[0], needed,
+        stop(EXIT_USAGE, "a pass of %u tokens after %d needs %lld, the plan's context holds %u; %s", tokens, b->depths.values[0], needed,
              b->info->ctx_max, args_more_context(b->info->ctx_max, b->info->ctx_train, (unsigned long long)needed));
 }
 
 static void check_ops(const struct bench *b, const struct plan_phase *p, size_t n) {
-    for (size_t i = 0; i < b->ops_phases.n; i++) {
+    for (size_t i = 0; i < b->n_ops_phases; i++) {
+        const struct span *s = &b->ops_phases[i];
         size_t k = 0;
-        while (k < n && ops_number(&p[k]) != (uint32_t)b->ops_phases.values[i]) k++;
-        if (k == n) stop(EXIT_USAGE, "--ops %d: the plan has no bucket of so many tokens", b->ops_phases.values[i]);
+        while (k < n && !in_span(s, &p[k])) k++;
+        if (k == n && s->first == s->last) stop(EXIT_USAGE, "--ops %d: the plan has no bucket of so many tokens", s->first);
+        if (k == n) stop(EXIT_USAGE, "--ops %d-%d: the plan has no bucket of so many tokens", s->first, s->last);
     }
     if (b->depths.n != 1) stop(EXIT_USAGE, "%s takes one -d", b->profile_path ? "--profile" : "--ops");
     check_depth(b, p, n);
@@ -721,7 +757,7 @@ static void show_ops(struct bench *b, bool *first) {
 /* Whole prompts end with a head, which no number names. */
 static bool is_profiled(const struct bench *b, const struct plan_phase *p) {
     bool head = p->kind == PLAN_PHASE_HEAD || p->kind == PLAN_PHASE_CANDIDATES;
-    return (head ? !b->ops_phases.n : is_wanted(b, p)) && has_room(b, p);
+    return (head ? !b->n_ops_phases : is_wanted(b, p)) && has_room(b, p);
 }
 
 static void write_profile(struct bench *b) {
@@ -750,10 +786,12 @@ int main(int argc, char **argv) {
     bool first = true;
     parse(&b, argc, argv);
     size_t n = list_tests(&b, tests);
-    if (b.plan_path && !n && !b.ops && !b.profile_path) stop(EXIT_USAGE, "-p 0 and -n 0 leave no test to run");
-    if (b.peak) show_peak(&b);
-    args_check_output(!fflush(stdout) && !ferror(stdout));
-    if (!b.plan_path) return 0;
+    if (!n && !b.peak && !b.ops && !b.profile_path) stop(EXIT_USAGE, "-p 0 and -n 0 leave no test to run");
+    if (b.peak) {
+        show_peak(&b);
+        args_check_output(!fflush(stdout) && !ferror(stdout));
+        return 0;
+    }
     if (!b.threads.n) b.threads = (struct list){{0}, 1};
     if (b.profile_path && b.threads.n > 1) stop(EXIT_USAGE, "--profile takes one -t");
     if (b.perf_map && b.threads.n > 1) stop(EXIT_USAGE, "--perf-map takes one -t");
