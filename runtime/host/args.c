@@ -222,7 +222,7 @@ static char *read_file(const char *path) {
     FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     size_t bytes = 0, room = 1 << 16;
     char *text = malloc(room);
-    if (!f) stop(EXIT_ENVIRONMENT, "%s: %s", path, strerror(errno));
+    if (!f) stop(EXIT_ENVIRONMENT, "%s: cannot open this text: %s", path, strerror(errno));
     for (size_t n; text && (n = fread(text + bytes, 1, room - bytes - 1, f)) > 0;) {
         bytes += n;
         if (bytes > ARGS_INPUT_BYTES_MAX)
@@ -230,7 +230,7 @@ static char *read_file(const char *path) {
         if (room - bytes < 2) text = realloc(text, room *= 2);
     }
     if (!text) stop(EXIT_ENVIRONMENT, "%s: %s", path, "out of memory");
-    if (ferror(f)) stop(EXIT_ENVIRONMENT, "%s: %s", path, strerror(errno));
+    if (ferror(f)) stop(EXIT_ENVIRONMENT, "%s: cannot read this text: %s", path, strerror(errno));
     if (f != stdin) fclose(f);
     if (memchr(text, 0, bytes))
         stop(EXIT_BAD_INPUT, "%s: %s", path, "the file holds NUL bytes: it is not text");

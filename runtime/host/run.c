@@ -186,8 +186,11 @@ static void parse_tokens(struct run *r) {
         p = skip_blanks(end, list);
         more = *p == ',';
     }
-    if (more || strcmp(p, list ? "]" : "") != 0)
-        stop(EXIT_USAGE, "--tokens takes ids of the vocabulary, as in 1,2,3 or [1, 2, 3]");
+    if (!more && strcmp(p, list ? "]" : "") == 0) return;
+    char what[200];
+    snprintf(what, sizeof what, "--tokens takes ids of the vocabulary (0 to %u), as in 1,2,3 or [1, 2, 3]; after %zu of them comes '%.20s'",
+             r->info->n_vocab - 1, r->prompt.n, p);
+    stop(EXIT_USAGE, what);
 }
 
 /* How to get a context of at least n tokens; below the plan's limit it is only -c that is in the
@@ -522,6 +525,12 @@ static _Noreturn void stop_file(const char *path, const char *why) {
     exit(EXIT_ENVIRONMENT);
 }
 
+static _Noreturn void stop_written(const char *path) {
+    char why[200];
+    snprintf(why, sizeof why, "cannot write logits: %s", strerror(errno));
+    stop_file(path, why);
+}
+
 static int run_logits(struct run *r) {
     struct jllm_error e;
     struct rows rows = {.n_vocab = r->info->n_vocab};
@@ -538,9 +547,9 @@ static int run_logits(struct run *r) {
     if (!stat(r->args.plan, &plan) && !stat(path, &file) && plan.st_ino == file.st_ino && plan.st_dev == file.st_dev)
         stop(EXIT_USAGE, "--logits names the plan itself");
     if (!lstat(path, &file) && !S_ISREG(file.st_mode)) stop_file(path, "not a regular file, which logits could replace");
-    if (!npy_open(&rows.file, path, r->prompt.n, rows.n_vocab)) stop_file(path, strerror(errno));
+    if (!npy_open(&rows.file, path, r->prompt.n, rows.n_vocab)) stop_written(path);
     bool ok = jllm_prefill_rows(r->session, r->prompt.ids, r->prompt.n, keep_row, &rows, &e);
-    if (!npy_close(&rows.file, ok) && ok) stop_file(path, strerror(errno));
+    if (!npy_close(&rows.file, ok) && ok) stop_written(path);
     if (!ok) stop_error(&e);
     return 0;
 }
