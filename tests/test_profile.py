@@ -160,7 +160,7 @@ class Written(Profile):
 
     def tables(self, r):
         """{(kind, tokens): (position, ms, [(op, kernel, count, ms, share, GB/s or None)])} of stderr."""
-        parts = re.split(r"(?m)^(\w+) of (\d+) tokens? at position (\d+): ([\d.]+) ms a pass\nop +kernel +count +ms +share +GB/s$", re.sub(r"(?m)^the profile is in .*\n", "", r.err))[1:]
+        parts = re.split(r"(?m)^(\w+) of (\d+) tokens? at position (\d+): ([\d.]+) ms a pass, [\d.]+ with each launch by itself:\nop +kernel +count +ms +share +GB/s$", re.sub(r"(?m)^the profile is in .*\n", "", r.err))[1:]
         row = re.compile(r"(?m)^(\w+) +(\w+) +(\d+) +([\d.]+) +([\d.]+) %(?: +([\d.]+))?$")
         out = {}
         for kind, n, depth, ms, body in zip(*(parts[i::5] for i in range(5))):

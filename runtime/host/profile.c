@@ -440,8 +440,8 @@ static void format_table(FILE *f, const struct pass *m, const struct share *shar
         if (strlen(shares[i].op) > op) op = strlen(shares[i].op);
         if (strlen(shares[i].template_name) > kernel) kernel = strlen(shares[i].template_name);
     }
-    fprintf(f, "\n%s of %u token%s at position %zu: %.3f ms a pass\n%-*s %-*s %6s %10s %7s %8s\n", kinds[m->phase->kind], m->phase->n_tokens,
-            m->phase->n_tokens == 1 ? "" : "s", m->depth, spread_of(m->whole, m->repetitions).median / 1e3, (int)op, "op", (int)kernel, "kernel",
+    fprintf(f, "\n%s of %u token%s at position %zu: %.3f ms a pass, %.3f with each launch by itself:\n%-*s %-*s %6s %10s %7s %8s\n", kinds[m->phase->kind], m->phase->n_tokens,
+            m->phase->n_tokens == 1 ? "" : "s", m->depth, spread_of(m->whole, m->repetitions).median / 1e3, us / 1e3, (int)op, "op", (int)kernel, "kernel",
             "count", "ms", "share", "GB/s");
     for (const struct share *s = shares; s < shares + n; s++) {
         fprintf(f, "%-*s %-*s %6u %10.3f %5.1f %%", (int)op, s->op, (int)kernel, s->template_name, s->count, s->us / 1e3, us > 0 ? 100 * s->us / us : 0);
