@@ -217,7 +217,7 @@ class Written(Profile):
                 (product.run("jllm-bench", self.plan, "--profile", there, "--ops", "7"), 2, "no bucket"),
                 (product.run("jllm-bench", self.plan, "--profile", there, "-d", "1,2"), 2, "--profile takes one -d"),
                 (product.run("jllm-bench", self.plan, "--profile", there, "-t", "1,2"), 2, "--profile takes one -t"),
-                (product.run("jllm-bench", self.plan, "--profile", there, "-d", "500"), 1, "context"),
+                (product.run("jllm-bench", self.plan, "--profile", there, "-d", "500"), 2, "context"),
                 (product.run(*run, "--profile", ""), 2, "the name of a file"),
                 (product.run("jllm-run", self.plan, "--selftest", "--profile", there), 2, "goes with an answer"),
                 (product.run("jllm-run", self.plan, "-no-cnv", "-p", "a" * 500, "--profile", there), 1, "context")):
