@@ -224,11 +224,16 @@ static bool read_weights(struct cpu_state *s, struct jllm_error *e) {
     return true;
 }
 
-/* Signals are the program's own business, so threads block them all. */
+/* Signals are the program's own business, so threads block all but those that they raise themselves, as when a mapped file
+ * becomes shorter: blocked, such a one ends the program without a word. */
 static bool start_threads(struct cpu_state *s, struct jllm_error *e) {
     sigset_t all, before;
     int failed = 0;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (!failed && s->n_started + 1 < s->n_threads) {
         failed = pthread_create(&s->threads[s->n_started], NULL, thread_main, s);

@@ -459,6 +459,46 @@ class Run(Cli):
             err = p.communicate(timeout=60)[1]
             self.assertEqual((p.returncode, glob.glob(out + "*")), (-number, []), err)
 
+    def test_no_half_of_a_profile(self):
+        """However the program ends: a second Ctrl-C, a reader that is gone, a disk that is full, a plan that becomes shorter."""
+        def bend(g):
+            g.set("llama.context_length", U32, 100000)
+        made = product.plan(product.scripted("halfprof", {NEWLINE: ord("a"), ord("a"): ord("a")}, bend=bend), "--set", "buckets=8", "--set", "memory.ctx_max=100000")
+        folder = product.folder("halfprof")
+        there, plan = product.write(os.path.join(folder, "p"), b"mine"), os.path.join(folder, "x.plan")
+        shutil.copy(made, plan)
+        run = [product.tool("jllm-run"), plan, "-p", "x", "--temp", "0", "--profile", there]
+
+        def start(*args, **more):
+            return subprocess.Popen(args, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=product.environment(), bufsize=0, **more)
+
+        def nothing_new(p, codes):
+            err = p.communicate(timeout=120)[1]
+            self.assertIn(p.returncode, codes, err)
+            self.assertEqual(sorted(os.listdir(folder)), ["p", "x.plan"], err)
+            if p.returncode != 130:     # (130: the profile was whole before the second signal)
+                self.assertEqual(product.read(there), b"mine", err)
+
+        p = start(*run, stdout=subprocess.PIPE)
+        p.stdout.read(1)
+        p.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+        p.send_signal(signal.SIGINT)
+        nothing_new(p, (-signal.SIGINT, 130))
+        product.write(there, b"mine")
+        p = start(*run, stdout=subprocess.PIPE)
+        p.stdout.read(1)
+        p.stdout.close()
+        p.stdout = None
+        nothing_new(p, (1,))
+        with open("/dev/full", "wb") as full:
+            nothing_new(start(*run, stdout=full), (3,))
+        p = start(product.tool("jllm-bench"), plan, "--profile", there, "-r", "50", "-t", "2", stdout=subprocess.DEVNULL)
+        while p.poll() is None and not glob.glob(there + ".tmp.*"):
+            time.sleep(0.001)
+        os.truncate(plan, 8192)
+        nothing_new(p, (1,))
+
     def test_a_plan_with_terminal_escapes(self):
         def bend(g):
             g.set("general.name", STRING, "evil\x1b[2Jname\u202e")

@@ -219,6 +219,18 @@ class Table(Fit):
                 self.assertGreater(self.rows(published.smollm2(), "--spec", spec)[0]["decode_tok_s"], 1)
 
 
+class Everywhere(Fit):
+    def test_every_type_on_every_gpu(self):
+        """Nothing that a shipped spec, or a smaller card by it, has no room for: blocks are cut to what there is."""
+        sizes = (("--embd", 1024, "--ffn", 3072, "--heads", 16, "--kv-heads", 8, "--head-dim", 128), ("--embd", 512, "--ffn", 2048, "--heads", 8, "--kv-heads", 2, "--head-dim", 64))
+        models = [product.model("--layers", 1, "--arch", "qwen3", "--type", kind, *size) for kind in product.TYPES for size in sizes]
+        for spec, *sets in (("orin_nano",), ("orin_nano_jp7",), ("orin_nx",), ("agx_orin",), ("thor",), ("h200",), ("h200_8sm",), ("rtx_sm86", "target.sms=28"), ("rtx_sm86",),
+                            ("rtx_sm89", "target.sms=24"), ("rtx_sm89", "target.sms=46")):
+            with self.subTest(spec, sets=sets):
+                rows = self.rows(*models, "--spec", spec, *(x for s in sets for x in ("--set", s)))
+                self.assertEqual(len({row["file"] for row in rows}), len(models))
+
+
 class Prediction(Fit):
     """Against numbers that were measured with the kernels of this version, docs/benchmarks.md: a change that makes kernels
     faster changes the constants in specs/, and the numbers here, by the benchmark that shows it."""

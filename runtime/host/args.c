@@ -4,7 +4,9 @@
 #include "args.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +14,7 @@
 #include <unistd.h>
 
 #include "../plan.h"
+#include "unfinished.h"
 
 static const char usage[] =
     "usage: jllm-run PLAN -p PROMPT [options]\n"
@@ -108,9 +111,28 @@ static _Noreturn void stop(int code, const char *format, ...) {
 
 void args_check_output(bool ok) {
     if (ok) return;
-    if (errno == EPIPE) _exit(EXIT_BAD_INPUT);
-    fprintf(stderr, "error: cannot write to stdout: %s\n", strerror(errno));
+    int why = errno;
+    unfinished_drop();
+    if (why == EPIPE) _exit(EXIT_BAD_INPUT);
+    fprintf(stderr, "error: cannot write to stdout: %s\n", strerror(why));
     _exit(EXIT_ENVIRONMENT);
+}
+
+static void on_bus_error(int number) {
+    static const char text[] = "\nerror: the plan became shorter while it was in use\n";
+    (void)number;
+    (void)!write(2, text, sizeof text - 1);
+    unfinished_drop();
+    _exit(EXIT_BAD_INPUT);
+}
+
+void args_start(void) {
+    int fd;
+    while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= 2) {}
+    if (fd > 2) close(fd);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGBUS, on_bus_error);
 }
 
 const char *args_more_context(uint32_t ctx_max, uint32_t ctx_train, unsigned long long n) {

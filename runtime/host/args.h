@@ -35,6 +35,10 @@ struct args {
  * has gone away (head, a closed pipe) is no news to anyone: without a word, and 1. */
 void args_check_output(bool ok);
 
+/* What both programs begin with: descriptors 0 to 2 are open, so that no file becomes stderr; a closed pipe and a full disk are
+ * errors of a write; a plan that becomes shorter has a sentence. */
+void args_start(void);
+
 /* What to do for a context of n tokens, which the plan (ctx_max) has not: only what works, as compile goes no further than
  * ctx_train (0: not known). Static buffer. */
 const char *args_more_context(uint32_t ctx_max, uint32_t ctx_train, unsigned long long n);

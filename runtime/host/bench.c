@@ -6,6 +6,7 @@
  * every launch, for a file. */
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -240,16 +241,21 @@ static void parse(struct bench *b, int argc, char **argv) {
                         .depths = {{0}, 1},
                         .repetitions = 5};
     char name[ARGS_NAME_BYTES];
+    bool only_threads = true;
     for (int id; (id = args_next(argc, argv, options, name)) != -1;) {
         apply(b, id, name, optarg);
+        only_threads = only_threads && (id == 't' || id == 'k');
         bool has_list = id == 'O' && optind < argc && is_list(argv[optind]);
         if (has_list) parse_spans(b, name, argv[optind++]);
     }
+    only_threads = only_threads && optind == argc;
     if (optind < argc && !b->plan_path) b->plan_path = argv[optind++];
     if (optind < argc) stop(EXIT_USAGE, "unexpected argument '%s'", argv[optind]);
     if (!b->plan_path && !b->peak) stop(EXIT_USAGE, "no plan given");
-    if (b->peak && (b->plan_path || b->ops || b->profile_path || strcmp(b->format, "md") != 0))
+    if (b->peak && !only_threads)
         stop(EXIT_USAGE, "--peak measures the machine and nothing else: it takes -t alone");
+    for (size_t i = 0; i < b->threads.n; i++)
+        if (b->threads.values[i] > PLAN_THREADS_MAX) stop(EXIT_USAGE, "-t %d: 1 to %d threads", b->threads.values[i], PLAN_THREADS_MAX);
 }
 
 /* ---- the machine ---- */
@@ -784,6 +790,8 @@ int main(int argc, char **argv) {
     static struct bench b;
     struct test tests[TESTS_MAX];
     bool first = true;
+    args_start();
+    signal(SIGPIPE, SIG_DFL);       /* hours of tests that nobody reads are not run */
     parse(&b, argc, argv);
     size_t n = list_tests(&b, tests);
     if (!n && !b.peak && !b.ops && !b.profile_path) stop(EXIT_USAGE, "-p 0 and -n 0 leave no test to run");

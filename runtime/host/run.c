@@ -24,6 +24,7 @@
 #include "profile.h"
 #include "sampler.h"
 #include "tokenizer.h"
+#include "unfinished.h"
 #include "utf8.h"
 
 struct run {
@@ -269,12 +270,22 @@ static const float *need_logits(struct run *r) {
 
 static volatile sig_atomic_t interrupted;
 
-/* The first Ctrl-C ends the answer, the second the program. */
-static void on_interrupt(int number) { interrupted = number; }
+static volatile sig_atomic_t answered;
+
+/* The first Ctrl-C ends the answer, the second, and one after it, the program. */
+static void on_interrupt(int number) {
+    bool last = interrupted || answered;
+    interrupted = number;
+    if (!last) return;
+    unfinished_drop();
+    signal(number, SIG_DFL);
+    raise(number);
+}
 
 static void catch_interrupt(void) {
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART | (int)SA_RESETHAND};
-    sigaction(SIGINT, &action, NULL);
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART}, before;
+    sigaction(SIGINT, NULL, &before);
+    if (before.sa_handler != SIG_IGN) sigaction(SIGINT, &action, NULL);     /* a script's background job goes on */
 }
 
 /* A chosen token goes into the text, unless it ends the answer. True: there is to be another. */
@@ -485,6 +496,7 @@ static bool profile_phases(struct run *r, struct jllm_error *e) {
 
 static void write_profile(struct run *r) {
     struct jllm_error e;
+    answered = 1;
     if (!profile || (interrupted && !r->args.profile_path)) return;
     if (!profile_phases(r, &e)) stop_error(&e);
     struct profile *done = profile;
@@ -649,30 +661,13 @@ static int run_selftest(struct run *r) {
     return 0;
 }
 
-static void on_bus_error(int number) {
-    static const char text[] = "\nerror: the plan became shorter while it was in use\n";
-    (void)number;
-    (void)!write(2, text, sizeof text - 1);
-    _exit(EXIT_BAD_INPUT);
-}
-
-/* Descriptors 0 to 2 are open, so that no file becomes stderr; a closed pipe and a full disk are errors of a write. */
-static void start_safely(void) {
-    int fd;
-    while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= 2) {}
-    if (fd > 2) close(fd);
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN);
-    signal(SIGBUS, on_bus_error);
-}
-
 int main(int argc, char **argv) {
     static int (*const modes[])(struct run *) = {
         [ARGS_GENERATE] = run_generate, [ARGS_LOGITS] = run_logits, [ARGS_TOKENIZE] = run_tokenize,
         [ARGS_DETOKENIZE] = run_detokenize, [ARGS_SELFTEST] = run_selftest,
     };
     struct run r = {.start = measure_seconds()};
-    start_safely();
+    args_start();
     args_parse(&r.args, argc, argv);
     open_plan(&r);
     int code = modes[r.args.mode](&r);

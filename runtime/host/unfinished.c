@@ -4,15 +4,19 @@
 #include <stddef.h>
 #include <unistd.h>
 
-static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+static const int numbers[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP};
 enum { N_NUMBERS = sizeof numbers / sizeof *numbers };
 static struct sigaction before[N_NUMBERS];
 static const char *volatile unfinished;
 
 /* Without a handler (SA_RESETHAND) the signal, raised again, ends the program as if there had never been one. */
 static void on_end(int number) {
-    if (unfinished) unlink(unfinished);
+    unfinished_drop();
     raise(number);
+}
+
+void unfinished_drop(void) {
+    if (unfinished) unlink(unfinished);
 }
 
 void unfinished_begin(const char *path) {

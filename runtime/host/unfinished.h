@@ -2,8 +2,11 @@
 #ifndef UNFINISHED_H
 #define UNFINISHED_H
 
-/* SIGINT, SIGTERM and SIGHUP remove `path` before they end the program. One file at a time; path must live until unfinished_end. */
+/* SIGINT, SIGQUIT, SIGTERM and SIGHUP remove `path` before they end the program. One file at a time; path must live until unfinished_end. */
 void unfinished_begin(const char *path);
+
+/* Remove it now, for who ends the program by _exit. Safe in a signal handler. */
+void unfinished_drop(void);
 
 /* It has been renamed or removed: signals do what they did before. */
 void unfinished_end(void);

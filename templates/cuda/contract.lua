@@ -389,7 +389,7 @@ local function tiles(template, key, matrices, quants, all_tiles, groups)
     -- Of one token as many blocks fit an SM as each is to have: where one more does, some SMs have it and others stand empty.
     local wave = ceil_div(n_groups, math.max(target.sms, 1))
     if ring > 0 and wave <= 4 and p.resident == 0 then
-        shared = math.max(shared, ceil_div((room + table_bytes + 2048) // (wave + 1) - 1024 - table_bytes + 128, 128) * 128)
+        shared = math.max(shared, ceil_div(math.max(0, (room + table_bytes + 2048) // (wave + 1) - 1024 - table_bytes + 128), 128) * 128)
     end
     return { items = n_groups, grid_y = parts, chunk = (wm * wk + copiers) * 32, shared = shared }, n_groups * parts * n * rows
 end
