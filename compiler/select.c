@@ -201,6 +201,7 @@ static bool field_matches(const struct key_field *keys, unsigned n, const struct
     for (unsigned i = 0; i < n; i++) {
         const struct key_field *key = &keys[i];
         if (strcmp(key->name, f->key) != 0) continue;
+        if (key->follows) return false;     /* it was not there when parameters were chosen */
         if (key->type == KEY_STRING)
             return v->type == SPEC_STRING && !strcmp(v->string, key->string);
         if (v->type != SPEC_INTEGER) return false;
@@ -338,14 +339,21 @@ bool select_forms(const struct spec *s, const struct contract_template *t,
 
 /* ---- entries without a launch ---- */
 
-/* A field that launches of the template have as another kind, a word or a number, than the entry gives it: it can match none. */
+/* A field that launches of the template have as another kind, a word or a number, than the entry gives it, or that follows from
+ * their parameters: it can match none. */
 static void check_kind(const struct program *p, const struct spec_entry *e, const struct spec_field *f, struct diag *d) {
-    const struct key_field *theirs = NULL;
+    const struct key_field *theirs = NULL, *later = NULL;
     char value[PLACE_MAX / 2];
     for (unsigned k = 0; k < p->n_kernels; k++) {
         const struct key_field *key = strcmp(p->kernels[k].template->name, e->template_name) ? NULL : kernel_key(&p->kernels[k], f->key);
-        if (key && (key->type == KEY_STRING) == (f->value.type == SPEC_STRING)) return;
-        if (key) theirs = key;
+        bool same = key && (key->type == KEY_STRING) == (f->value.type == SPEC_STRING);
+        if (same && !key->follows) return;
+        if (same) later = key;
+        else if (key) theirs = key;
+    }
+    if (later) {
+        spec_error(p->spec, d, f->value.place, "spec-key", "'%s' follows from the parameters of \"%s\": no launch can be picked by it", f->key, e->template_name);
+        return;
     }
     if (theirs)
         spec_error(p->spec, d, f->value.place, "spec-type", "'%s' is a %s for launches of \"%s\", which %s can never match", f->key,

@@ -286,6 +286,25 @@ static void test_words_and_numbers(void **state) {
     release(&c);
 }
 
+/* What a contract adds to a key once it knows the parameters is no way to choose them. */
+static void test_fields_that_follow(void **state) {
+    (void)state;
+    struct key_field key[COUNT(launch) + 1];
+    memcpy(key, launch, sizeof launch);
+    key[COUNT(launch)] = (struct key_field){.name = "out", .type = KEY_INTEGER, .integer = 4, .follows = true};
+    struct kernel k = {.template = &templates[0], .key = key, .n_key = COUNT(key)};
+    struct chosen c;
+    load(&c, "kernel 'matmul' { when = { out = 4 }, tokens = 1 }", NULL, 0);
+    struct program p = {.spec = &c.spec, .kernels = &k, .n_kernels = 1};
+    assert_false(select_check_matches(&p, &c.diag));
+    assert_false(select_is_used(&p, &c.spec.entries[0]));
+    fclose(c.diag.out);
+    assert_string_equal(c.text, "error: x.lua:2:28: 'out' follows from the parameters of \"matmul\": no launch can be picked by it [spec-key]\n"
+                                "    kernel 'matmul' { when = { out = 4 }, tokens = 1 }\n"
+                                "                               ^\n");
+    release(&c);
+}
+
 static void test_unknown_words_of_set(void **state) {
     (void)state;
     static const struct {
@@ -330,7 +349,7 @@ int main(void) {
         cmocka_unit_test(test_unknown_words),
         cmocka_unit_test(test_the_order_of_sums_is_set_by_shape),
         cmocka_unit_test(test_entries_without_a_launch),
-        cmocka_unit_test(test_words_and_numbers),
+        cmocka_unit_test(test_words_and_numbers), cmocka_unit_test(test_fields_that_follow),
         cmocka_unit_test(test_unknown_words_of_set),
     };
     return cmocka_run_group_tests(tests, enter_scratch, leave_scratch);
