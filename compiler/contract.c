@@ -41,6 +41,7 @@ struct lowering {
     const struct program *like;   /* has read the files; NULL: read them */
     const struct contract_template *chosen;   /* of the last choose(), and the key that it got */
     struct key_field *chosen_key; unsigned n_chosen_key;
+    const struct choice *choices;    /* of the launch that is being made; NULL: of none */
 };
 
 static struct lowering *lowering_of(lua_State *L) {
@@ -418,6 +419,7 @@ static uint32_t find_kernel(lua_State *L, struct lowering *lo, const struct cont
     struct kernel *k = APPEND(lo, kernels);
     *slot = index + 1;
     mark_following(lo, t, key, n_key);
+    lo->choices = NULL;
     *k = (struct kernel){.template = t, .key = key, .n_key = n_key, .name = name, .n_choices = t->n_params};
     k->choices = arena_array(lo->a, t->n_params + 1u, sizeof *k->choices);
     k->forms = arena_array(lo->a, t->n_forms + 1u, sizeof *k->forms);
@@ -436,10 +438,11 @@ static int api_choose(lua_State *L) {
     unsigned n_key;
     struct key_field *key = read_key(L, lo, 2, &n_key);
     struct choice *choices = arena_array(lo->a, t->n_params + 1u, sizeof *choices);
-    lo->chosen = t, lo->chosen_key = key, lo->n_chosen_key = n_key;
+    lo->chosen = t, lo->chosen_key = key, lo->n_chosen_key = n_key, lo->choices = NULL;
     if (!select_choose(lo->p->spec, t, key, n_key, choices, lo->a, lo->d)) luaL_error(L, "selection");
     struct choice *forms = arena_array(lo->a, t->n_forms + 1u, sizeof *forms);
     if (!select_forms(lo->p->spec, t, key, n_key, forms, lo->a, lo->d)) luaL_error(L, "selection");
+    lo->choices = choices;
     lua_createtable(L, 0, (int)(t->n_params + t->n_forms));
     for (unsigned i = 0; i < t->n_params; i++) set_integer(L, choices[i].name, (uint64_t)choices[i].value);
     for (unsigned i = 0; i < t->n_forms; i++) set_string(L, forms[i].name, forms[i].word);
@@ -721,13 +724,26 @@ static uint32_t largest_bucket(const struct graph *g) {
 }
 
 /* Run the contract over the graph's phases (none: only its declarations and the spec's entries are checked). */
+/* Where the parameters come from of a launch that the contract could not make. */
+static void note_choices(const struct lowering *lo) {
+    const char *text = "";
+    for (unsigned i = 0; lo->choices && i < lo->chosen->n_params; i++) {
+        const struct choice *c = &lo->choices[i];
+        if (strcmp(c->reason, "default")) text = arena_printf(lo->a, "%s%s%s = %lld (%s)", text, *text ? ", " : "", c->name, (long long)c->value, c->reason);
+    }
+    if (*text) diag_note(lo->d, "of that launch are set: %s", text);
+}
+
 static bool contract_run(struct lowering *lo) {
     lo->dir = arena_printf(lo->a, "%s/templates/%s", base_home(), spec_get(lo->p->spec, "target.device")->string);
     lo->lua = state_new(lo);
     lua_pushcfunction(lo->lua, lower_graph);
     unsigned before = lo->d->errors;
     bool ok = lua_pcall(lo->lua, 0, 0, 0) == LUA_OK;
-    if (!ok && lo->d->errors == before) diag_error(lo->d, "contract", NULL, "%s", lua_tostring(lo->lua, -1));
+    if (!ok && lo->d->errors == before) {
+        diag_error(lo->d, "contract", NULL, "%s", lua_tostring(lo->lua, -1));
+        note_choices(lo);
+    }
     lua_close(lo->lua);
     return ok;
 }

@@ -230,6 +230,11 @@ class Everywhere(Fit):
                 rows = self.rows(*models, "--spec", spec, *(x for s in sets for x in ("--set", s)))
                 self.assertEqual(len({row["file"] for row in rows}), len(models))
 
+    def test_what_a_launch_was_told(self):
+        """Where a contract cannot make a launch, the lines that set its parameters are named."""
+        r = product.run("jllmc", "explain", product.model(*TINY), "--spec", "h200", "--set", "gate_up.m_warps=1", asan=True)
+        self.refused(r, 1, r"(?m)^error: .*gate_up: m_warps \* row_tiles must be a multiple of 4 \[contract\]\nnote: of that launch are set: m_warps = 1 \(--set\)$")
+
 
 class Prediction(Fit):
     """Against numbers that were measured with the kernels of this version, docs/benchmarks.md: a change that makes kernels

@@ -2,6 +2,8 @@
  * whatever disturbs a round makes it slower, never faster. */
 #include "measure.h"
 
+#include "../device.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
@@ -38,7 +40,11 @@ static uint64_t proc_bytes(const char *path, const char *name) {
 }
 
 uint64_t measure_memory_peak(void) { return proc_bytes("/proc/self/status", "VmHWM"); }
-uint64_t measure_memory_free(void) { return proc_bytes("/proc/meminfo", "MemAvailable"); }
+
+uint64_t measure_memory_free(void) {
+    uint64_t bytes = machine_memory_available();
+    return bytes == UINT64_MAX ? 0 : bytes;
+}
 
 unsigned measure_cores(void) {
     cpu_set_t set;

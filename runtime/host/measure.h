@@ -9,7 +9,7 @@
 double measure_seconds(void);          /* monotonic clock */
 uint64_t
 measure_memory_peak(void); /* VmHWM: most bytes that were resident at once; 0 when unknown */
-uint64_t measure_memory_free(void);    /* MemAvailable in bytes; 0 when unknown */
+uint64_t measure_memory_free(void);    /* what the system and cgroups leave, in bytes; 0 when unknown */
 
 unsigned measure_cores(void);          /* that this process may use */
 size_t measure_private_cache(void);    /* bytes of a core's own caches; an estimate where the system does not say */

@@ -454,7 +454,8 @@ static void open_profile(struct run *r) {
     const char *path = r->args.profile_path;
     if (!path && !r->args.verbose) return;
     if (path && !*r->info->device_name) {
-        machine.gbps = measure_read_gbps(reading_threads(r), (size_t)1 << 28, 0.2, NULL);
+        uint64_t most = measure_memory_free() / 4;
+        machine.gbps = measure_read_gbps(reading_threads(r), most && most < (1u << 28) ? (size_t)most : (size_t)1 << 28, 0.2, NULL);
         machine.gflops = 2 * measure_gmacs(r->info->n_threads, 0.2, &isa);
     }
     profile = profile_open(path, "jllm-run", r->plan, r->args.plan, path ? PROFILE_REPETITIONS : TABLE_REPETITIONS, &machine, &e);
