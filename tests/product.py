@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -20,6 +21,9 @@ import numpy as np
 import mkmodel
 import oracle
 from oracle import ARRAY, BOOL, F32, F64, I32, STRING, U8, U32, U64  # noqa: F401  (tests take them from here)
+
+# Of a job in the background, whose SIGINT is ignored, programs under test would ignore it, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OUT = os.environ.get("JLLM_TEST_OUT") or os.path.join(ROOT, "out")   # out/clang holds another build
