@@ -723,7 +723,6 @@ static uint32_t largest_bucket(const struct graph *g) {
     return n;
 }
 
-/* Run the contract over the graph's phases (none: only its declarations and the spec's entries are checked). */
 /* Where the parameters come from of a launch that the contract could not make. */
 static void note_choices(const struct lowering *lo) {
     const char *text = "";
@@ -734,6 +733,7 @@ static void note_choices(const struct lowering *lo) {
     if (*text) diag_note(lo->d, "of that launch are set: %s", text);
 }
 
+/* Run the contract over the graph's phases (none: only its declarations and the spec's entries are checked). */
 static bool contract_run(struct lowering *lo) {
     lo->dir = arena_printf(lo->a, "%s/templates/%s", base_home(), spec_get(lo->p->spec, "target.device")->string);
     lo->lua = state_new(lo);

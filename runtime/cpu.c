@@ -39,8 +39,6 @@ enum { CHUNK_BITS = 24, CHUNK_MASK = (1 << CHUNK_BITS) - 1 };
 
 struct cpu_state {
     const struct plan_view *view;
-    const uint8_t *weights;     /* the plan's mapping, or `copy` */
-    uint8_t *copy;              /* own_bytes(view) bytes; NULL: none */
     uint8_t *code;
     uint32_t n_threads, spins;
     pthread_t threads[PLAN_THREADS_MAX];
@@ -189,41 +187,6 @@ static bool load_code(struct cpu_state *s, struct jllm_error *e) {
     return true;
 }
 
-enum { LARGE_PAGE = 2 << 20 };
-
-/* Weights, and room to begin at a large page. */
-static size_t own_bytes(const struct plan_view *v) {
-    return (size_t)v->header->weights_bytes + LARGE_PAGE;
-}
-
-/* Weights in memory of their own. A page of a mapped file is 4 KiB, and the CPU's prefetchers stop at the end of each: in pages
- * of 2 MiB, where the system has them, a decode step is faster. */
-static bool read_weights(struct cpu_state *s, struct jllm_error *e) {
-    const struct plan_view *v = s->view;
-    uint64_t bytes = v->header->weights_bytes, from = (uint64_t)(v->weights - v->map), free_bytes = machine_memory_available();
-    if (own_bytes(v) > free_bytes)
-        return error_set(e, JLLM_ENVIRONMENT, "weights in memory of their own take %llu MiB and %llu are free: let them be mapped",
-                         (unsigned long long)own_bytes(v) >> 20, (unsigned long long)free_bytes >> 20);
-    void *own = mmap(NULL, own_bytes(v), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (own == MAP_FAILED)
-        return error_set(e, JLLM_ENVIRONMENT, "no memory for the weights (%llu MiB): let them be mapped",
-                         (unsigned long long)own_bytes(v) >> 20);
-    s->copy = own;
-    uint8_t *to = (uint8_t *)(((uintptr_t)own + LARGE_PAGE - 1) & ~(uintptr_t)(LARGE_PAGE - 1));
-    madvise(to, bytes, MADV_HUGEPAGE);      /* may fail: the same weights in small pages */
-    for (uint64_t at = 0; at < bytes;) {
-        size_t part = bytes - at < 1 << 28 ? (size_t)(bytes - at) : 1 << 28;
-        ssize_t got = pread(v->fd, to + at, part, (off_t)(from + at));
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0)
-            return error_set(e, got ? JLLM_ENVIRONMENT : JLLM_BAD_PLAN, "cannot read the plan's weights: %s",
-                             got ? strerror(errno) : "the file became shorter");
-        at += (uint64_t)got;
-    }
-    s->weights = to;
-    return true;
-}
-
 /* Signals are the program's own business, so threads block all but those that they raise themselves, as when a mapped file
  * becomes shorter: blocked, such a one ends the program without a word. */
 static bool start_threads(struct cpu_state *s, struct jllm_error *e) {
@@ -250,7 +213,6 @@ static void cpu_close(void *state) {
     epoch_advance(s);
     for (uint32_t i = 0; i < s->n_started; i++) pthread_join(s->threads[i], NULL);
     if (s->code) munmap(s->code, s->view->n_code);
-    if (s->copy) munmap(s->copy, own_bytes(s->view));
     free(s);
 }
 
@@ -272,11 +234,9 @@ static void *cpu_open(const struct plan_view *v, const struct jllm_options *opti
     s->view = v;
     s->n_threads = wanted ? wanted : cores < PLAN_THREADS_MAX ? cores : PLAN_THREADS_MAX;
     s->spins = s->n_threads <= cores ? SPINS : 0;   /* a core that spins is one that works less */
-    s->weights = v->weights;
     if (v->header->weights_bytes)
         madvise((void *)(uintptr_t)v->weights, v->header->weights_bytes, MADV_WILLNEED);
-    bool mapped = !options || !options->no_mmap || v->fd < 0 || !v->header->weights_bytes;
-    if ((mapped || read_weights(s, e)) && load_code(s, e) && start_threads(s, e)) return s;
+    if (load_code(s, e) && start_threads(s, e)) return s;
     cpu_close(s);
     return NULL;
 }
@@ -311,7 +271,7 @@ static void *space_base(struct cpu_context *c, const struct plan_arg *a) {
     case PLAN_SPACE_ARENA: return c->arena;
     case PLAN_SPACE_CACHE: return c->cache;
     case PLAN_SPACE_STEP: return &c->step;
-    default: return (void *)(uintptr_t)(c->state->weights + v->pieces[a->piece].offset);
+    default: return (void *)(uintptr_t)(v->weights + v->pieces[a->piece].offset);
     }
 }
 

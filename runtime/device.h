@@ -32,7 +32,8 @@ struct plan_view {
     int fd;
     const struct plan_header *header;
     const struct plan_slot *slot;
-    const uint8_t *tail, *weights;
+    const uint8_t *tail, *weights;             /* weights: in the mapping, or in `own` */
+    uint8_t *own;                              /* of plan_own_weights; NULL: none */
 #define X(kind, type, name, ...) const type *name; uint32_t n_##name;
     PLAN_SECTIONS(X)
 #undef X
@@ -84,6 +85,9 @@ struct jllm_plan {
 /* plan.c */
 bool plan_open(struct plan_view *v, const char *path, struct jllm_error *e);
 void plan_close(struct plan_view *v);
+/* Move the weights from the mapping to memory of their own, in pages of 2 MiB where the system has them: a page of a mapped file is
+ * 4 KiB, and a CPU's prefetchers stop at the end of each. */
+bool plan_own_weights(struct plan_view *v, struct jllm_error *e);
 /* Check `bytes` at `data` as a plan (what fuzzers call); the view points into data. */
 bool plan_check(struct plan_view *v, const uint8_t *data, uint64_t bytes, struct jllm_error *e);
 /* Bytes of rows x cols values, in `cache` (of plan_test_input) as it says; UINT64_MAX for an unknown dtype or an impossible shape. */

@@ -438,7 +438,34 @@ bool plan_open(struct plan_view *v, const char *path, struct jllm_error *e) {
     return true;
 }
 
+enum { LARGE_PAGE = 2 << 20 };
+
+/* Weights, and room to begin at a large page. */
+static size_t own_bytes(const struct plan_view *v) { return (size_t)v->header->weights_bytes + LARGE_PAGE; }
+
+bool plan_own_weights(struct plan_view *v, struct jllm_error *e) {
+    uint64_t bytes = v->header->weights_bytes, room = own_bytes(v), spare = machine_memory_available();
+    void *own = room > spare ? MAP_FAILED : mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (own == MAP_FAILED)
+        return error_set(e, JLLM_ENVIRONMENT, "no memory for the weights (%llu MiB): let them be mapped", (unsigned long long)room >> 20);
+    v->own = own;
+    uint8_t *to = (uint8_t *)(((uintptr_t)own + LARGE_PAGE - 1) & ~(uintptr_t)(LARGE_PAGE - 1));
+    madvise(to, bytes, MADV_HUGEPAGE);      /* may fail: the same weights in small pages */
+    for (uint64_t at = 0; at < bytes;) {
+        size_t part = bytes - at < 1 << 28 ? (size_t)(bytes - at) : 1 << 28;
+        ssize_t got = pread(v->fd, to + at, part, (off_t)(v->header->weights_offset + at));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0)
+            return error_set(e, got ? JLLM_ENVIRONMENT : JLLM_BAD_PLAN, "cannot read the plan's weights: %s",
+                             got ? strerror(errno) : "the file became shorter");
+        at += (uint64_t)got;
+    }
+    v->weights = to;
+    return true;
+}
+
 void plan_close(struct plan_view *v) {
+    if (v->own) munmap(v->own, own_bytes(v));
     munmap((void *)(uintptr_t)v->map, (size_t)v->map_bytes);
     close(v->fd);
 }

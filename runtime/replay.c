@@ -69,7 +69,8 @@ struct jllm_plan *jllm_open(const char *path, const struct jllm_options *options
         free(p);
         return NULL;
     }
-    if (device_find(p, options, e) &&
+    bool own = options && options->no_mmap && !options->no_device;
+    if (device_find(p, options, e) && (!own || p->ops != &device_cpu || plan_own_weights(&p->view, e)) &&
         (!options || !options->verify || plan_verify_weights(&p->view, e)) &&
         ((options && options->no_device) || (p->device = p->ops->open(&p->view, options, e)))) {
         info_fill(p);

@@ -576,8 +576,11 @@ static void test_verify_on_open(void **state) {
     free(path);
     b.file.data[PLAN_HEADER_BYTES + 100] ^= 1;
     path = plan_write(b.file.data, b.file.bytes);
-    expect_error(jllm_open(path, &options, &e), &e, JLLM_BAD_PLAN, "weight consts (piece 0)");
-    options.verify = false;
+    for (int own = 0; own < 2; own++) {
+        options.no_mmap = own;
+        expect_error(jllm_open(path, &options, &e), &e, JLLM_BAD_PLAN, "weight consts (piece 0)");
+    }
+    options = (struct jllm_options){.n_threads = 1};
     plan = jllm_open(path, &options, &e);
     assert_non_null(plan);
     assert_false(jllm_verify(plan, &e));

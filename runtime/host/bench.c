@@ -116,54 +116,40 @@ static void list_add(struct list *list, const char *name, int n) {
     list->values[list->n++] = n;
 }
 
-/* first-last, first-last+step, first-last*factor */
-static const char *parse_range(struct list *list, const char *name, const char *text, int least) {
+/* first, first-last, first-last+step, first-last*factor */
+struct range { int first, last, step; char op; };   /* op: '+', '*', or 0 where neither was said */
+
+static const char *parse_range(struct range *r, const char *name, const char *text, int least) {
     char *end;
-    int first = parse_number(name, text, &end, least), last = first, step = 1;
-    char op = '+';
-    if (*end == '-') last = parse_number(name, end + 1, &end, least);
+    *r = (struct range){.first = parse_number(name, text, &end, least), .step = 1};
+    r->last = *end == '-' ? parse_number(name, end + 1, &end, least) : r->first;
     if (*end == '+' || *end == '*') {
-        op = *end;
-        step = parse_number(name, end + 1, &end, op == '*' ? 2 : 1);
+        r->op = *end;
+        r->step = parse_number(name, end + 1, &end, r->op == '*' ? 2 : 1);
     }
-    if (op == '*' && first == 0) stop(EXIT_USAGE, "%s: a factor goes nowhere from 0", name);
-    if (last < first) stop(EXIT_USAGE, "%s: the range %d-%d ends before it begins", name, first, last);
-    for (long long n = first; n <= last; n = op == '*' ? n * step : n + step)
-        list_add(list, name, (int)n);
-    return end;
+    if (r->op == '*' && r->first == 0) stop(EXIT_USAGE, "%s: a factor goes nowhere from 0", name);
+    if (r->last < r->first) stop(EXIT_USAGE, "%s: the range %d-%d ends before it begins", name, r->first, r->last);
+    if (*end && *end != ',') stop(EXIT_USAGE, "%s: '%s' is not a list of numbers", name, end);
+    return *end ? end + 1 : NULL;
 }
 
 static void parse_list(struct list *list, const char *name, const char *text, int least) {
-    list->n = 0;
-    for (;;) {
-        text = parse_range(list, name, text, least);
-        if (!*text) return;
-        if (*text++ != ',') stop(EXIT_USAGE, "%s: '%s' is not a list of numbers", name, text - 1);
+    struct range r;
+    for (list->n = 0; text;) {
+        text = parse_range(&r, name, text, least);
+        for (long long n = r.first; n <= r.last; n = r.op == '*' ? n * r.step : n + r.step) list_add(list, name, (int)n);
     }
 }
 
-/* As parse_list, but a range is of the buckets that the plan has in it. */
+/* The same of buckets: a range without a step is of those that the plan has in it. */
 static void parse_spans(struct bench *b, const char *name, const char *text) {
-    b->n_ops_phases = 0;
-    for (;;) {
-        struct list list = {0};
-        size_t digits = strspn(text, "0123456789"), range = text[digits] == '-' ? 1 + strspn(text + digits + 1, "0123456789") : 0;
-        const char *end = text + digits + range;
-        bool all = range && *end != '+' && *end != '*';
-        if (all) {
-            char *stop_at;
-            struct span s = {.first = parse_number(name, text, &stop_at, 1), .last = parse_number(name, text + digits + 1, &stop_at, 1)};
-            if (s.last < s.first) stop(EXIT_USAGE, "%s: the range %d-%d ends before it begins", name, s.first, s.last);
+    struct range r;
+    for (b->n_ops_phases = 0; text;) {
+        text = parse_range(&r, name, text, 1);
+        for (long long n = r.first; n <= r.last; n = !r.op ? r.last + 1 : r.op == '*' ? n * r.step : n + r.step) {
             if (b->n_ops_phases == LIST_MAX) stop(EXIT_USAGE, "%s: more than %d values", name, LIST_MAX);
-            b->ops_phases[b->n_ops_phases++] = s;
-        } else end = parse_range(&list, name, text, 1);
-        for (size_t i = 0; i < list.n; i++) {
-            if (b->n_ops_phases == LIST_MAX) stop(EXIT_USAGE, "%s: more than %d values", name, LIST_MAX);
-            b->ops_phases[b->n_ops_phases++] = (struct span){list.values[i], list.values[i]};
+            b->ops_phases[b->n_ops_phases++] = (struct span){(int)n, r.op ? (int)n : r.last};
         }
-        if (!*end) return;
-        if (*end != ',') stop(EXIT_USAGE, "%s: '%s' is not a list of numbers", name, end);
-        text = end + 1;
     }
 }
 
